@@ -187,7 +187,7 @@ impl Rule {
         let inputs = self.inputs.clone().map(|x| x.autodiff().require_grad());
         let [qkv, z, g, beta, taps, w] = &inputs;
         let qkv = fused(|| causal_convolution(qkv, taps, &self.sequences)).expect("a kernel");
-        let mixed = fused(|| gated_delta_rule(&qkv, g, beta, self.heads, &self.sequences)).expect("a kernel");
+        let mixed = fused(|| gated_delta_rule([&qkv, g, beta], self.heads, &self.sequences)).expect("a kernel");
         let mixed = mixed.reshape(z.dims());
         let y = fused(|| gated_rms_norm(&mixed, z, w, 1e-6)).expect("a kernel");
         let up = self.inputs[1].clone().autodiff();

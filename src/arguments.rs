@@ -268,7 +268,7 @@ pub struct PlanDetails {
 }
 
 impl PlanDetails {
-    /// Whether any of them is asked for.
+    /// Returns true if any of them is set.
     pub fn any(self) -> bool {
         self.phases || self.techniques || self.batches || self.models
     }
@@ -383,11 +383,11 @@ pub struct EvalArgs {
     pub samples: Option<PathBuf>,
 }
 
-/// Formats of a base, by the names that configurations have.
+/// Formats of a quantized base, by their names in configurations.
 fn base_format() -> impl TypedValueParser<Value = BaseFormat> {
-    let named = |name: String| BaseFormat::ALL.into_iter().find(|own| own.name() == name);
+    let by_name = |name: String| BaseFormat::ALL.into_iter().find(|format| format.name() == name);
     PossibleValuesParser::new(BaseFormat::ALL.map(BaseFormat::name))
-        .map(move |name| named(name).expect("one of the names"))
+        .map(move |name| by_name(name).expect("one of the names"))
 }
 
 #[derive(Debug, Args)]

@@ -1,4 +1,4 @@
-//! Everything that is wrong with a run before it starts: its file, the models and rows that the file names, and its
+//! Checks of a run before it starts: its file, the models and rows that the file names, and its
 //! memory.
 
 use crate::planned::{self, Spread};
@@ -12,62 +12,67 @@ use firebrick::models::Arch;
 use firebrick::models::{Checkpoint, Tokenizer};
 use std::path::Path;
 
-/// What was found.
+/// Result of a check.
 #[derive(Debug)]
 pub struct Checked {
-    /// What is wrong, in the order of the file's lines.
+    /// Mistakes, in the order of the file's lines.
     pub problems: Vec<Problem>,
-    /// What could not be looked at here: the key, and why.
+    /// Parts that could not be checked: the key and the reason.
     pub left_out: Vec<String>,
 }
 
-/// Looks at a file with overrides and at all that it names. Of a model of the Hub its config and its tokenizer are
-/// fetched, of a dataset its rows; nothing where it is `offline`.
+/// Checks a file with overrides and all that it names. Configs and tokenizers of Hub models and rows of Hub
+/// datasets are downloaded, unless `offline`.
 pub fn check(path: &Path, overrides: &[String], offline: bool) -> anyhow::Result<Checked> {
     if offline {
         stay_offline();
     }
     let mut file = CheckedFile::read(path, overrides)?;
     let (config, rest) = (file.config.take(), file.rest.take());
-    let mut look =
-        Look { problems: std::mem::take(&mut file.problems), left_out: Vec::new(), file, offline, wrong: Vec::new() };
+    let mut checker = Checker {
+        problems: std::mem::take(&mut file.problems),
+        left_out: Vec::new(),
+        file,
+        offline,
+        invalid: Vec::new(),
+    };
     if let Some(named) = config.as_ref().or(rest.as_ref()) {
-        look.models(named);
-        look.rows(named);
+        checker.models(named);
+        checker.rows(named);
     }
     if let Some(config) = config {
-        look.plan(config);
+        checker.plan(config);
     }
-    look.problems.sort_by_key(|problem| problem.place);
-    Ok(Checked { problems: look.problems, left_out: look.left_out })
+    checker.problems.sort_by_key(|problem| problem.place);
+    Ok(Checked { problems: checker.problems, left_out: checker.left_out })
 }
 
-struct Look {
+struct Checker {
     file: CheckedFile,
     problems: Vec<Problem>,
     left_out: Vec<String>,
     offline: bool,
-    /// Keys whose values are wrong.
-    wrong: Vec<String>,
+    /// Keys with invalid values.
+    invalid: Vec<String>,
 }
 
-impl Look {
-    /// Takes in what is wrong with a key's value, unless it is only that the network is not to be used.
+impl Checker {
+    /// Adds the error of a key's value, unless it is only due to offline mode.
     fn note(&mut self, key: &str, error: &Error) {
-        if self.leaves_out(key, error) {
+        if self.is_unchecked(key, error) {
             return;
         }
-        self.wrong.push(key.to_owned());
+        self.invalid.push(key.to_owned());
         let message = message(error);
-        if self.is_told(&message) {
+        if self.is_reported(&message) {
             return;
         }
-        let names_it = matches!(error, Error::Task(own) if own.setting().is_some());
-        let said = if names_it || message.contains(key) { message } else { format!("{key}: {message}") };
-        self.problems.push(self.file.problem_of(key, &said));
+        let names_key = matches!(error, Error::Task(task) if task.setting().is_some()) || message.contains(key);
+        let message = if names_key { message } else { format!("{key}: {message}") };
+        self.problems.push(self.file.problem_of(key, &message));
     }
 
-    fn leaves_out(&mut self, key: &str, error: &Error) -> bool {
+    fn is_unchecked(&mut self, key: &str, error: &Error) -> bool {
         let (Error::Hub(hub) | Error::Task(TaskError::Hub { error: hub, .. })) = error else {
             return false;
         };
@@ -80,10 +85,10 @@ impl Look {
         self.offline
     }
 
-    /// Whether something says this already, alone or among more words.
-    fn is_told(&self, message: &str) -> bool {
-        let told = |own: &Problem| own.message.contains(message) || message.contains(&own.message);
-        self.problems.iter().any(told)
+    /// Returns true if a problem has this message, or contains it or is contained in it.
+    fn is_reported(&self, message: &str) -> bool {
+        let is_same = |problem: &Problem| problem.message.contains(message) || message.contains(&problem.message);
+        self.problems.iter().any(is_same)
     }
 
     /// The models: their configs, their tokenizers, the adapters' shape.
@@ -93,8 +98,7 @@ impl Look {
         for (key, folder) in [("model.path", &model.path), ("model.tokenizer", &model.tokenizer)] {
             let known = key != "model.path" || arch.is_some();
             if let Some(folder) = folder.as_ref().filter(|_| known) {
-                let read = tokenizer(folder);
-                self.take(key, read);
+                self.take(key, tokenizer(folder));
             }
         }
         if let (Some(lora), Some(arch)) = (&model.lora, &arch) {
@@ -102,15 +106,13 @@ impl Look {
             self.take(key, lora.shape(arch));
         }
         self.take("model.chat_template", model.template());
-        let critic = config.critic.as_ref().and_then(|own| own.model.path.as_ref());
-        if let Some(path) = critic {
+        if let Some(path) = config.critic.as_ref().and_then(|critic| critic.model.path.as_ref()) {
             self.model("critic.model.path", path);
         }
         let rewards = config.task.as_ref().and_then(|task| task.rows());
-        for (at, own) in rewards.iter().flat_map(|rows| rows.rewards.iter().enumerate()) {
-            if let RewardKind::Model(model) = &own.kind {
-                let read = reward::architecture(own.name(), model);
-                self.take(&format!("task.rewards.{at}.path"), read);
+        for (at, config) in rewards.iter().flat_map(|rows| rows.rewards.iter().enumerate()) {
+            if let RewardKind::Model(model) = &config.kind {
+                self.take(&format!("task.rewards.{at}.path"), reward::architecture(config.name(), model));
             }
         }
     }
@@ -126,54 +128,53 @@ impl Look {
         read.map_err(|error| self.note(key, &error)).ok()
     }
 
-    /// The rows that are trained and validated on, their fields, and what judges.
+    /// The rows of training and validation, their fields, and the rewards.
     fn rows(&mut self, config: &RunConfig) {
         let base = Path::new(".");
         if let Some(task) = &config.task {
-            let found = if self.file.lacks_parts_of("task") { task.missing_files(base) } else { task.problems(base) };
+            let found = if self.file.is_incomplete("task") { task.missing_files(base) } else { task.problems(base) };
             for TaskProblem { key, error } in found {
                 self.note(&key, &Error::Task(error));
             }
         }
         let (sft, warmup) = (config.sft.as_ref(), config.warmup.sft.as_ref());
         for (key, files) in [
-            ("sft.train", sft.and_then(|own| own.train.as_ref())),
-            ("sft.validation", sft.and_then(|own| own.validation.as_ref())),
-            ("warmup.sft.train", warmup.and_then(|own| own.train.as_ref())),
+            ("sft.train", sft.and_then(|sft| sft.train.as_ref())),
+            ("sft.validation", sft.and_then(|sft| sft.validation.as_ref())),
+            ("warmup.sft.train", warmup.and_then(|sft| sft.train.as_ref())),
         ] {
             let files = files.map(|path| RowFiles::from(path.as_path()));
-            for error in files.iter().flat_map(|own| own.missing(base, key)) {
+            for error in files.iter().flat_map(|files| files.missing(base, key)) {
                 self.note(key, &Error::Task(error));
             }
         }
     }
 
-    /// Takes the rewards that are wrong out of what is planned: what nothing fits without them, nothing fits with them.
-    fn leave_wrong_rewards(&self, config: &mut RunConfig) {
+    /// Removes invalid rewards before planning: if no plan fits without them, none fits with them.
+    fn remove_invalid_rewards(&self, config: &mut RunConfig) {
         let Some(TaskConfig::Dataset(rows) | TaskConfig::Jsonl(rows)) = &mut config.task else {
             return;
         };
-        let is_wrong = |at: usize| {
+        let is_invalid = |at: usize| {
             let key = format!("task.rewards.{at}");
-            let below =
-                |own: &String| own.strip_prefix(&key).map(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
-            self.wrong.iter().any(|own| below(own).unwrap_or(false))
+            let mut below = self.invalid.iter().filter_map(|invalid| invalid.strip_prefix(&key));
+            below.any(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
         };
         let mut at = 0;
         rows.rewards.retain(|_| {
             at += 1;
-            !is_wrong(at - 1)
+            !is_invalid(at - 1)
         });
-        // a list without any is a mistake of its own, and a rule takes no memory
+        // an empty list is a separate mistake, and a rule takes no memory
         if rows.rewards.is_empty() && at > 0 {
             let rule = RewardKind::Exact { ignore_case: false };
             rows.rewards.push(rule.into());
         }
     }
 
-    /// What only a plan finds: memory, lengths, what the device and the model do not do together.
+    /// Checks that need a plan: memory, lengths, combinations of device and model.
     fn plan(&mut self, mut config: RunConfig) {
-        // a share of the memory of a card that is elsewhere; the CPU is always here
+        // a share of the memory of a GPU of another machine; the CPU is always available
         let share = config.rollout.gpu_memory_utilization;
         let is_here = device::open(config.device).is_ok();
         if share.is_some() && !is_here {
@@ -183,19 +184,19 @@ impl Look {
                 config.device
             ));
         }
-        self.leave_wrong_rewards(&mut config);
+        self.remove_invalid_rewards(&mut config);
         let memory = &config.memory;
         let degrees = [
             memory.ulysses_sequence_parallel_size,
             memory.tensor_model_parallel_size,
             memory.pipeline_model_parallel_size,
         ];
-        let spread = Spread::of_groups(degrees, config.critic_sequences());
+        let spread = Spread::from_groups(degrees, config.critic_sequences());
         let task = config.task.clone();
         let error = match planned::plan(config, spread) {
             Ok(planned) => planned.unread.map(anyhow::Error::from),
             Err(error) => {
-                // a plan that is none has not looked at all rows
+                // a failed plan has not read all rows
                 let built = task.map(|task| task.build(Path::new(".")));
                 if let Some(Err(error)) = built {
                     let key = error.setting().unwrap_or("task").to_owned();
@@ -205,13 +206,13 @@ impl Look {
             }
         };
         let Some(error) = error else { return };
-        let own = error.downcast_ref::<Error>();
-        if own.is_some_and(|own| self.leaves_out("the plan", own)) {
+        let known = error.downcast_ref::<Error>();
+        if known.is_some_and(|error| self.is_unchecked("the plan", error)) {
             return;
         }
-        let message = own.map_or_else(|| format!("{error:#}"), message);
+        let message = known.map_or_else(|| format!("{error:#}"), message);
         let message = message.trim_start_matches("config: ").to_owned();
-        if !self.is_told(&message) {
+        if !self.is_reported(&message) {
             let mut problem = self.file.problem(&message);
             if message.contains("no plan fits") {
                 problem = self.file.problem_of("memory.budget", &message);
@@ -225,7 +226,7 @@ fn tokenizer(folder: &Path) -> engine::Result<Tokenizer> {
     Ok(Tokenizer::from_dir(&model_folder(folder, ModelFiles::Tokenizer)?)?)
 }
 
-/// An error's message, without the words that say it is one of the configuration or the task.
+/// An error's message, without the prefix of configuration and task errors.
 fn message(error: &Error) -> String {
     match error {
         Error::Config(detail) => detail.clone(),

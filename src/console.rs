@@ -1,4 +1,4 @@
-//! What a run shows while it runs: the live view, plain lines, or nothing.
+//! Output of a run: the live view, plain lines, or nothing.
 
 use crate::arguments::RunArgs;
 use crate::live::{Live, can_show};
@@ -11,7 +11,7 @@ use firebrick::report::ViewUpdate;
 use std::path::{Path, PathBuf};
 use tracing::Level;
 
-/// What is to be shown.
+/// Kind of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Show {
     /// The live view.
@@ -25,8 +25,8 @@ pub enum Show {
 }
 
 impl Show {
-    /// What the arguments ask for, and the terminal allows.
-    pub fn of(args: &RunArgs) -> Self {
+    /// The output by the arguments and the terminal.
+    pub fn new(args: &RunArgs) -> Self {
         if args.quiet {
             Self::Warnings
         } else if args.plain || !can_show() {
@@ -53,7 +53,7 @@ enum Shown {
 }
 
 impl Console {
-    /// The observer of a run. It shows nothing until the run is ready: what is wrong before is said on stderr.
+    /// The observer of a run. It shows nothing until the run is ready; earlier errors go to stderr.
     pub fn new(show: Show, plain: bool, config: &RunConfig, mode: Mode) -> Self {
         Self {
             show,
@@ -82,10 +82,10 @@ impl Console {
         };
     }
 
-    /// Writes what happened into the run's log, where `firebrick watch` reads it.
+    /// Writes an event's messages into the run's log, which `firebrick watch` reads.
     fn record(&self, event: &Event<'_>) {
-        for news in ViewUpdate::of_event(event, self.mode, &self.folder) {
-            match news {
+        for update in ViewUpdate::of_event(event, self.mode, &self.folder) {
+            match update {
                 ViewUpdate::Note(text) => log::record(Level::INFO, &text),
                 ViewUpdate::Warning(text) => {
                     log::record(Level::WARN, &text);

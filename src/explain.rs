@@ -1,5 +1,5 @@
-//! What a key of the configuration is: its type, range, default and unit, verl's and TRL's words for it, and where it
-//! is documented.
+//! Description of a configuration key: its type, range, default and unit, its names in verl and TRL, and its
+//! documentation.
 
 mod words;
 
@@ -7,54 +7,54 @@ use firebrick::engine::config::{Key, keys, nearest_keys};
 use firebrick::engine::objective::Algorithm;
 use serde_json::Value;
 use std::fmt::Write;
-use words::{called, words};
+use words::{find, words};
 
-/// Columns that text is wrapped at.
+/// Width of wrapped text.
 const WIDTH: usize = 96;
-/// Names that are suggested for one that is none.
-const SUGGESTIONS: usize = 5;
+/// Most suggestions for an unknown key.
+const MAX_SUGGESTIONS: usize = 5;
 
-/// What a key is; of a section, also its keys. A key may be named by its end where that is one key alone, `head_rows`,
-/// or by verl's or TRL's word for it.
+/// Describes a key, and the keys of a section. A key can be named by its unique end, such as `head_rows`,
+/// or by its name in verl or TRL.
 ///
 /// # Errors
-/// The nearest keys, where there is none of that name.
+/// The nearest keys, for an unknown name.
 pub fn explain(name: &str) -> Result<String, String> {
-    let all = keys();
+    let keys = keys();
     let name = name.trim().trim_end_matches('.');
-    if let Some(key) = all.iter().find(|key| key.path == name) {
-        return Ok(told(key, &all));
+    if let Some(key) = keys.iter().find(|key| key.path == name) {
+        return Ok(describe(key, &keys));
     }
     let ending = format!(".{name}");
-    let ends: Vec<&Key> = all.iter().filter(|key| key.path.ends_with(&ending)).collect();
+    let ends: Vec<&Key> = keys.iter().filter(|key| key.path.ends_with(&ending)).collect();
     match ends.as_slice() {
-        [] => translated(name, &all).ok_or_else(|| unknown(name)),
-        [key] => Ok(told(key, &all)),
+        [] => translated(name, &keys).ok_or_else(|| unknown(name)),
+        [key] => Ok(describe(key, &keys)),
         [first, others @ ..] => {
             let others: Vec<&str> = others.iter().map(|key| key.path.as_str()).collect();
             let others = wrapped(&format!("The same name elsewhere: {}", others.join(", ")), 2);
-            Ok(format!("{}\n{others}\n", told(first, &all)))
+            Ok(format!("{}\n{others}\n", describe(first, &keys)))
         }
     }
 }
 
-/// All sections and the keys that belong to none.
+/// All sections and top-level keys.
 pub fn overview() -> String {
-    let all = keys();
-    let top: Vec<&Key> = all.iter().filter(|key| !key.path.contains('.')).collect();
+    let keys = keys();
+    let top: Vec<&Key> = keys.iter().filter(|key| !key.path.contains('.')).collect();
     format!("{}\n`firebrick config explain KEY` describes one key.\n", list(&top))
 }
 
-/// The key that verl or TRL calls so, with that said before it.
-fn translated(name: &str, all: &[Key]) -> Option<String> {
-    let found = called(name);
-    let first = found.first()?;
-    let key = all.iter().find(|key| key.path == first.key)?;
-    let mut others: Vec<&str> = found.iter().map(|own| own.key).collect();
-    others.retain(|own| *own != first.key);
+/// Describes the key of a name in verl or TRL.
+fn translated(name: &str, keys: &[Key]) -> Option<String> {
+    let names = find(name);
+    let first = names.first()?;
+    let key = keys.iter().find(|key| key.path == first.key)?;
+    let mut others: Vec<&str> = names.iter().map(|name| name.key).collect();
+    others.retain(|key| *key != first.key);
     others.dedup();
     let mut text = format!("{}: {}'s word for {}\n\n", first.word, first.engine, first.key);
-    text.push_str(&told(key, all));
+    text.push_str(&describe(key, keys));
     if !others.is_empty() {
         let others = wrapped(&format!("The same word elsewhere: {}", others.join(", ")), 2);
         let _ = writeln!(text, "\n{others}");
@@ -63,12 +63,12 @@ fn translated(name: &str, all: &[Key]) -> Option<String> {
 }
 
 fn unknown(name: &str) -> String {
-    let near = nearest_keys(name, SUGGESTIONS).join(", ");
+    let near = nearest_keys(name, MAX_SUGGESTIONS).join(", ");
     format!("there is no key `{name}`; the nearest are {near}")
 }
 
-fn told(key: &Key, all: &[Key]) -> String {
-    let mut text = format!("{}\n{}\n", key.path, wrapped(&summary(key, all), 2));
+fn describe(key: &Key, keys: &[Key]) -> String {
+    let mut text = format!("{}\n{}\n", key.path, wrapped(&summary(key, keys), 2));
     let words = words(&key.path);
     let mut fact = |name: &str, value: &str| {
         if !value.is_empty() {
@@ -92,7 +92,7 @@ fn told(key: &Key, all: &[Key]) -> String {
         }
     }
     let inside = format!("{}.", key.path);
-    let below = all.iter().filter(|other| {
+    let below = keys.iter().filter(|other| {
         let rest = other.path.strip_prefix(&inside);
         rest.is_some_and(|rest| !rest.contains('.'))
     });
@@ -103,12 +103,11 @@ fn told(key: &Key, all: &[Key]) -> String {
     text
 }
 
-/// What a key is; a key of `memory.critic` has the description of the policy's key too.
+/// Description of a key; a key of `memory.critic` also has the policy key's.
 pub fn summary(key: &Key, all: &[Key]) -> String {
-    let policys = key.path.strip_prefix("memory.critic.");
-    let policys = policys.and_then(|own| all.iter().find(|k| k.path == format!("memory.{own}")));
-    match policys {
-        Some(policys) => format!("{} {}", policys.description, key.description),
+    let name = key.path.strip_prefix("memory.critic.");
+    match name.and_then(|name| all.iter().find(|k| k.path == format!("memory.{name}"))) {
+        Some(policy) => format!("{} {}", policy.description, key.description),
         None => key.description.clone(),
     }
 }
@@ -128,7 +127,7 @@ fn page_of(path: &str) -> String {
     format!("docs/reference/configuration.md#{anchor}")
 }
 
-/// A value as YAML has it.
+/// A value in YAML.
 pub fn written(value: &Value) -> String {
     match value {
         Value::String(text) if text.is_empty() => "\"\"".to_owned(),
@@ -137,43 +136,43 @@ pub fn written(value: &Value) -> String {
     }
 }
 
-/// The default; of an objective's key also that of the algorithms that have another.
+/// The default of a key; for the objective also the different defaults of algorithms.
 fn default(key: &Key) -> String {
-    let Some(own) = &key.default else {
+    let Some(value) = &key.default else {
         return if key.is_required { "none: it has to be given".to_owned() } else { String::new() };
     };
-    let mut text = written(own);
+    let mut text = written(value);
     let Some(name) = key.path.strip_prefix("objective.") else {
         return text;
     };
     let pointer = format!("/{}", name.replace('.', "/"));
     for algorithm in Algorithm::ALL {
         let settings = serde_json::to_value(algorithm.settings()).unwrap_or_default();
-        let its = settings.pointer(&pointer).filter(|its| *its != own);
-        if let (Some(its), Some(called), false) = (its, settings["name"].as_str(), name == "name") {
-            let _ = write!(text, "; {called}: {}", written(its));
+        let other = settings.pointer(&pointer).filter(|other| *other != value);
+        if let (Some(other), Some(algorithm), false) = (other, settings["name"].as_str(), name == "name") {
+            let _ = write!(text, "; {algorithm}: {}", written(other));
         }
     }
     text
 }
 
-/// One line a key.
-fn list(all: &[&Key]) -> String {
-    let own = |key: &Key| key.path.rsplit('.').next().unwrap_or_default().to_owned();
-    let widest = all.iter().map(|key| own(key).len()).max().unwrap_or(0);
+/// A line per key.
+fn list(keys: &[&Key]) -> String {
+    let name = |key: &Key| key.path.rsplit('.').next().unwrap_or_default().to_owned();
+    let widest = keys.iter().map(|key| name(key).len()).max().unwrap_or(0);
     let mut text = String::new();
-    for key in all {
+    for key in keys {
         let what = key.description.split(". ").next().unwrap_or_default();
         let what = what.trim_end_matches('.');
         let room = WIDTH.saturating_sub(widest + 6);
         let short: String = what.chars().take(room).collect();
         let more = if short.len() < what.len() { "…" } else { "" };
-        let _ = writeln!(text, "    {:<widest$}  {}{more}", own(key), short.trim_end());
+        let _ = writeln!(text, "    {:<widest$}  {}{more}", name(key), short.trim_end());
     }
     text
 }
 
-/// Text in lines that begin with so many spaces.
+/// Text in indented lines.
 fn wrapped(text: &str, indent: usize) -> String {
     let mut lines = vec![" ".repeat(indent)];
     for word in text.split_inclusive(' ') {
@@ -252,11 +251,11 @@ mod tests {
         }
         // a key of ours is that key, whatever others call so
         assert!(explain("temperature").unwrap().starts_with("rollout.temperature\n"));
-        let all = keys();
-        for own in words::all() {
-            let word = own.split(", ").next().unwrap_or_default();
+        let keys = keys();
+        for names in words::all() {
+            let word = names.split(", ").next().unwrap_or_default();
             let text = explain(word).unwrap_or_else(|e| panic!("{word}: {e}"));
-            assert!(all.iter().any(|key| text.contains(&key.path)), "{word}");
+            assert!(keys.iter().any(|key| text.contains(&key.path)), "{word}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Where log lines go: to stderr, into the run's `run.log`, and to the live view while that has the terminal.
+//! The log: to stderr, into the run's `run.log`, and to the live view while it has the terminal.
 
 use crate::output::{self, Stderr};
 use firebrick::report::{LOG, ViewUpdate};
@@ -10,15 +10,15 @@ use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::Level;
 
-/// Bytes of lines that are kept for a run folder that is not known yet.
-const EARLY: usize = 1 << 16;
+/// Most buffered bytes before the run folder is known.
+const MAX_EARLY_BYTES: usize = 1 << 16;
 
 static ROUTE: Mutex<Route> = Mutex::new(Route { rank: 0, early: String::new(), file: None, view: None });
 
 struct Route {
     /// The rank of this process: rank 0 has `run.log` and stderr, the others a file each.
     rank: usize,
-    /// Lines from before the run folder is known.
+    /// Lines before the run folder is known.
     early: String,
     file: Option<File>,
     view: Option<Sender<ViewUpdate>>,
@@ -37,11 +37,11 @@ impl Write for Log {
         let line = String::from_utf8_lossy(bytes);
         let mut route = route();
         route.keep(line.trim_end());
-        route.tell(line.trim());
-        // the terminal belongs to the view while there is one
-        let seen = route.view.is_some() && std::io::stderr().is_terminal() || route.rank > 0;
+        route.send(line.trim());
+        // a live view has the terminal
+        let is_shown = route.view.is_some() && std::io::stderr().is_terminal() || route.rank > 0;
         drop(route);
-        if !seen {
+        if !is_shown {
             Stderr.write_all(bytes)?;
         }
         Ok(bytes.len())
@@ -53,12 +53,12 @@ impl Write for Log {
 }
 
 /// Makes this process' log that of a rank of several: `logs/rank-N.log`, and nothing on stderr.
-pub fn of_rank(rank: usize) {
+pub fn set_rank(rank: usize) {
     route().rank = rank;
 }
 
-/// Writes the log into a run folder from now on, what was said before it was known first. A log that cannot be written
-/// is told of and not written: the run continues.
+/// Writes the log into a run folder from now on, first the buffered lines. A log that cannot be written
+/// is reported, and the run continues.
 pub fn to_folder(folder: &Path) {
     let path = match route().rank {
         0 => folder.join(LOG),
@@ -83,30 +83,30 @@ pub fn to_folder(folder: &Path) {
     }
 }
 
-/// Tells a view of warnings from now on, or no longer.
+/// Sends log lines to a view from now on, or no longer.
 pub fn to_view(view: Option<Sender<ViewUpdate>>) {
     route().view = view;
 }
 
-/// Writes a line into the run's log alone: its reader has seen it.
+/// Writes a line only into the run's log: the user has seen it.
 pub fn record(level: Level, text: &str) {
     route().keep(&format!("{level:>5} {text}"));
 }
 
 impl Route {
     fn keep(&mut self, line: &str) {
-        // the time in UTC, to the second, as RFC 3339 writes it
+        // the time in UTC, to the second, as in RFC 3339
         let line = format!("{:.0} {}\n", Timestamp::now(), line.replace('\n', "\n    "));
         if self.file.is_some() {
             self.write(&line);
-        } else if self.early.len() + line.len() <= EARLY {
+        } else if self.early.len() + line.len() <= MAX_EARLY_BYTES {
             self.early += &line;
         }
     }
 
     fn write(&mut self, text: &str) {
         let written = self.file.as_mut().map(|f| f.write_all(text.as_bytes()));
-        // a full disk ends the run where it matters; the log is not worth more than one message
+        // a full disk ends the run elsewhere; the log is worth one message
         if let Some(Err(error)) = written {
             self.file = None;
             let lost = format!("the run's log ends here, it cannot be written: {error}");
@@ -117,16 +117,16 @@ impl Route {
         }
     }
 
-    fn tell(&self, line: &str) {
+    fn send(&self, line: &str) {
         let Some((view, (level, text))) = self.view.as_ref().zip(line.split_once(' ')) else {
             return;
         };
         let text = text.trim().to_owned();
-        let news = match level {
+        let update = match level {
             "WARN" | "ERROR" => ViewUpdate::Warning(text),
             _ => ViewUpdate::Note(text),
         };
-        // a view that has ended needs no news
-        let _ = view.send(news);
+        // a view that has ended needs no updates
+        let _ = view.send(update);
     }
 }

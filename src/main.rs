@@ -39,14 +39,14 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const EXIT_USER: u8 = 2;
 /// The run failed.
 const EXIT_FAILED: u8 = 1;
-/// An import lacks what results may depend on.
+/// An import lacks keys that results may depend on.
 const EXIT_INCOMPLETE: u8 = 3;
 
 /// Called when an allocation fails; the process then aborts. Must not allocate.
 fn report_refusal(bytes: usize) {
     let mut line = [0_u8; 512];
     let mut rest = &mut line[..];
-    let said = writeln!(
+    let written = writeln!(
         rest,
         "error: out of host memory (allocating {bytes} bytes failed). Continue from the last checkpoint with\n  \
          firebrick train CONFIG --resume --plan OUTPUT/next_plan.json\nor set memory.budget (or memory.limit) below the \
@@ -54,7 +54,7 @@ fn report_refusal(bytes: usize) {
     );
     let left = rest.len();
     live::restore();
-    if said.is_ok() {
+    if written.is_ok() {
         let end = line.len() - left;
         let _ = Stderr.write_all(&line[..end]);
     }
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     without_display_server();
     on_refusal(report_refusal);
     keep_freed_memory();
-    let arguments = Arguments::of_command_line();
+    let arguments = Arguments::from_command_line();
     let filter = EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -74,8 +74,8 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     progress::show_downloads();
-    // Panics of a backend are caught at phase boundaries and reported as errors; their own noise helps only whoever
-    // debugs. They are log lines, so that a live view keeps its screen.
+    // Panics of a backend are caught at phase boundaries and reported as errors; their own output helps only
+    // debugging. They are log lines, so that a live view keeps its screen.
     if std::env::var_os("RUST_BACKTRACE").is_none() {
         std::panic::set_hook(Box::new(|info| tracing::debug!("{info}")));
     } else {
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
             tracing::error!("{info}\n{}", Backtrace::capture());
         }));
     }
-    // Training catches a backend's panic at the phase that met it; this is for everything else.
+    // Training catches a backend's panic at its phase; this is for everything else.
     let outcome = catch_unwind(AssertUnwindSafe(|| run(arguments.command))).unwrap_or_else(|panic| {
         Err(match OutOfMemory::in_panic(panic.as_ref()) {
             Some(what) => anyhow::anyhow!("out of memory: {what}"),
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // what rows and models say stands in some of them
+            // some contain text of rows and models
             output::message(&output::printable(&format!("error: {error:#}")));
             ExitCode::from(exit_code(&error))
         }
@@ -124,7 +124,7 @@ fn run(command: Command) -> anyhow::Result<()> {
 
 fn exit_code(error: &anyhow::Error) -> u8 {
     use firebrick::{backends, engine, models};
-    let users = error.chain().any(|cause| {
+    let is_user_error = error.chain().any(|cause| {
         cause.downcast_ref::<engine::Error>().is_some_and(engine::Error::is_user_error)
             || cause.downcast_ref::<models::Error>().is_some_and(models::Error::is_user_error)
             || cause.downcast_ref::<backends::Error>().is_some_and(backends::Error::is_user_error)
@@ -135,5 +135,5 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<commands::import::Incomplete>() {
         return EXIT_INCOMPLETE;
     }
-    if users { EXIT_USER } else { EXIT_FAILED }
+    if is_user_error { EXIT_USER } else { EXIT_FAILED }
 }

@@ -1,4 +1,4 @@
-//! The plan of a configuration, for commands that print it and for those that want to know whether there is one.
+//! The plan of a configuration, for commands that print or check it.
 
 use crate::commands::UserError;
 use firebrick::backends::memory::free_bytes;
@@ -13,15 +13,15 @@ use firebrick::engine::plan::size::{Budget, Bytes};
 use firebrick::engine::planning;
 use firebrick::spec::{Backend, Cluster, DeviceProfile, Link, LinkKind, LinkSpec};
 
-/// What the planner was asked, and what it said.
+/// A planner's request and result.
 pub struct Planned {
     pub request: Request,
     pub report: PlanReport,
-    /// Why the prompts and examples could not be read, where the plan assumes the longest ones.
+    /// Error of reading the prompts and examples; the plan then assumes the longest ones.
     pub unread: Option<firebrick::engine::Error>,
 }
 
-/// Links between devices, where they are said.
+/// Given links between devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Links {
     pub link: Option<LinkSpec>,
@@ -29,21 +29,21 @@ pub struct Links {
 }
 
 impl Links {
-    /// So many machines of so many devices with these links, those that were measured, or those that the device is
+    /// Machines with devices each, and these links, or the measured ones, or those that the device is
     /// usually sold with.
     fn cluster(self, machines: (u64, u64), profile: &DeviceProfile) -> Cluster {
         profile.cluster(machines, [self.link, self.node_link])
     }
 
-    /// The links of ranks whose values NCCL does not carry, where none are said.
+    /// Links through the host by default, for ranks without NCCL.
     fn through_host(self) -> Self {
         let host = Some(LinkSpec::named(LinkKind::Host));
         Self { link: self.link.or(host), node_link: self.node_link.or(host) }
     }
 
-    /// Whether either is neither said nor measured.
+    /// Returns true if either is neither given nor measured.
     pub fn are_assumed(self, cluster: Cluster) -> bool {
-        let assumed = |said: Option<LinkSpec>, link: Link| said.is_none() && link.kind != LinkKind::Measured;
+        let assumed = |given: Option<LinkSpec>, link: Link| given.is_none() && link.kind != LinkKind::Measured;
         assumed(self.link, cluster.link) || (cluster.nodes > 1 && assumed(self.node_link, cluster.node_link))
     }
 }
@@ -60,19 +60,19 @@ pub struct Spread {
 /// The degrees of a spread.
 #[derive(Clone, Copy, Debug)]
 pub enum SpreadDegrees {
-    /// As they are given, on the machines if these have as many devices.
+    /// Given degrees, on the machines if these have as many devices.
     Given(Parallel),
     /// The planner's choice.
     Chosen(Degrees),
 }
 
 impl Spread {
-    /// Devices of one machine that share sequences, the critic's own, matrices and layers so, and nothing else.
-    pub fn of_groups(degrees: [usize; 3], critic: Option<usize>) -> Self {
+    /// Devices of one machine with these sequence, tensor and pipeline degrees and the critic's sequence degree.
+    pub fn from_groups(degrees: [usize; 3], critic: Option<usize>) -> Self {
         let [sequence, tensor, pipeline] = degrees.map(|degree| degree as u64);
         let critic = critic.map(|degree| degree as u64);
         let parallel = Parallel {
-            // groups of either size fill as many
+            // as many devices as groups of either size fill
             data: critic.map_or(1, |degree| smallest_factor(sequence, degree)),
             sequence,
             critic_sequence: critic.filter(|&n| n != sequence),
@@ -84,15 +84,15 @@ impl Spread {
         Self { degrees, machines: (1, parallel.devices()), links: Links::default() }
     }
 
-    /// Whether the degrees are the planner's choice.
+    /// Returns true if the planner chooses the degrees.
     pub fn is_chosen(&self) -> bool {
         matches!(self.degrees, SpreadDegrees::Chosen(_))
     }
 }
 
-/// The least number that makes a multiple of `divisor` of a number.
-fn smallest_factor(of: u64, divisor: u64) -> u64 {
-    (1..divisor).find(|&n| (n * of).is_multiple_of(divisor.max(1))).unwrap_or(divisor.max(1))
+/// The smallest factor whose product with a number is a multiple of `divisor`.
+fn smallest_factor(number: u64, divisor: u64) -> u64 {
+    (1..divisor).find(|&n| (n * number).is_multiple_of(divisor.max(1))).unwrap_or(divisor.max(1))
 }
 
 /// Plans a run. The model's `config.json` is read and the data are surveyed; no weights are read and no device is
@@ -108,7 +108,7 @@ pub fn plan(mut config: RunConfig, mut spread: Spread) -> anyhow::Result<Planned
     planning::check_preset_share(&mut config, mode, &arch, &profile)?;
     config.rollout.check_on(profile.backend, config.precision)?;
     if spread.is_chosen() && config.memory.budget.is_none() {
-        config.memory.budget = Some(whole(&profile)?);
+        config.memory.budget = Some(capacity(&profile)?);
     }
     let free = info.as_ref().and_then(free_bytes);
     let mut request = planning::request(&config, mode, &arch, profile, free)?;
@@ -117,29 +117,29 @@ pub fn plan(mut config: RunConfig, mut spread: Spread) -> anyhow::Result<Planned
         let parallel = placed(parallel, machines, links, &request.profile);
         request = request.spread(parallel)?;
     }
-    let survey = DatasetStats::of(&config);
+    let survey = DatasetStats::read(&config);
     let unread = survey.map(|survey| planning::observe(&mut request.workload, survey)).err();
     let mut others = Vec::new();
     let mut fit = match (degrees, request.budget) {
         (SpreadDegrees::Chosen(degrees), _) => {
             let cluster = links.cluster(machines, &request.profile);
-            let found = request.fit_cluster(cluster, &degrees)?;
-            (request, others) = (found.request, found.others);
-            found.fit
+            let cluster_fit = request.fit_cluster(cluster, &degrees)?;
+            (request, others) = (cluster_fit.request, cluster_fit.others);
+            cluster_fit.fit
         }
         (SpreadDegrees::Given(_), Some(_)) => request.fit()?,
         (SpreadDegrees::Given(_), None) => request.as_configured()?,
     };
-    planning::resolve_kv_cache(&config, &arch, &mut request, &fit.plan)?;
+    request.workload.kv_cache_bytes = planning::cache_bytes(&config, &arch, &request, &fit.plan)?;
     fit.estimate = request.predict(fit.plan.clone()).estimate;
     let mut report = PlanReport::new(&request, fit)?;
     report.preset = Some(config.applied_preset).filter(|preset| preset.name.is_some());
     report.other_degrees = others;
     let parallel = &request.parallel;
-    let together = parallel.rollout_tensor.unwrap_or(parallel.tensor);
-    if together > 1 || together != config.rollout.tensor_model_parallel_size as u64 {
+    let rollout_tensor = parallel.rollout_tensor.unwrap_or(parallel.tensor);
+    if rollout_tensor > 1 || rollout_tensor != config.rollout.tensor_model_parallel_size as u64 {
         let key = "rollout.tensor_model_parallel_size";
-        report.settings.insert(0, format!("{key}={together}"));
+        report.settings.insert(0, format!("{key}={rollout_tensor}"));
     }
     if spread.is_chosen() {
         let ranks = [("nnodes", machines.0), ("n_gpus_per_node", machines.1)];
@@ -149,18 +149,18 @@ pub fn plan(mut config: RunConfig, mut spread: Spread) -> anyhow::Result<Planned
     Ok(Planned { request, report, unread })
 }
 
-/// Degrees that were given, on machines of so many devices where that is their number; without a word of machines all
-/// are in one.
+/// Given degrees on the machines if these have as many devices, or else all
+/// in one machine.
 fn placed(parallel: Parallel, (nodes, gpus): (u64, u64), links: Links, profile: &DeviceProfile) -> Parallel {
     if !parallel.is_several() {
         return parallel;
     }
-    let all = parallel.devices();
-    let machines = if nodes.saturating_mul(gpus) == all { (nodes, gpus) } else { (1, all) };
+    let devices = parallel.devices();
+    let machines = if nodes.saturating_mul(gpus) == devices { (nodes, gpus) } else { (1, devices) };
     parallel.on(links.cluster(machines, profile), profile.backend)
 }
 
-/// Refuses to choose degrees for devices that several ranks do not run on.
+/// Rejects chosen degrees for devices that do not support several ranks.
 fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
     let runs = matches!(backend, Backend::Cpu | Backend::Cuda);
     if runs || !spread.is_chosen() || spread.machines.0 * spread.machines.1 == 1 {
@@ -173,8 +173,8 @@ fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
     .into())
 }
 
-/// The whole of a device, as the budget of a cluster's devices where none is given.
-fn whole(profile: &DeviceProfile) -> anyhow::Result<Budget> {
+/// The memory of a device, as the default budget of chosen degrees.
+fn capacity(profile: &DeviceProfile) -> anyhow::Result<Budget> {
     let capacity = profile.capacity_bytes.ok_or_else(|| {
         UserError(format!(
             "degrees are chosen within the memory of each device, and the memory of {} is unknown; set it with \

@@ -1,4 +1,4 @@
-//! What most programs that use the library need: `use firebrick::prelude::*;`.
+//! The common imports of programs: `use firebrick::prelude::*;`.
 //!
 //! Configuration, the trainer with its observer, the traits for a task and an objective of your own, and the parts of a
 //! hand-written training loop. Everything else has its place in [`engine`](crate::engine), [`models`](crate::models),

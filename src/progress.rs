@@ -1,4 +1,4 @@
-//! Console output of a run without a live view: a progress bar where stderr is a terminal, plain lines elsewhere, a
+//! Console output of a run without a live view: a progress bar if stderr is a terminal, plain lines otherwise, a
 //! summary at the end.
 
 use crate::output;
@@ -12,15 +12,15 @@ use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time between two lines of plain output, which also reports every tenth of the run.
-const QUIET: Duration = Duration::from_secs(10);
+/// Longest interval of plain output, which also reports every tenth of the run.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Shows the downloads of models and datasets on stderr: a bar in a terminal, elsewhere a line where each begins.
+/// Shows the downloads of models and datasets on stderr: a bar in a terminal, otherwise a line per file.
 pub fn show_downloads() {
     let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
     let terminal = std::io::stderr().is_terminal();
     on_download(move |download| {
-        // a bar is drawn anew whoever panicked
+        // a bar is redrawn even after a panic
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
         if !terminal {
             if download.finished {
@@ -55,7 +55,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Progress on stderr: a bar where that is a terminal, unless plain lines are asked for.
+    /// Progress on stderr: a bar if that is a terminal, unless `plain`.
     pub fn new(plain: bool) -> Self {
         Self { bar: None, terminal: !plain && std::io::stderr().is_terminal(), last_line: Instant::now() }
     }
@@ -84,7 +84,7 @@ impl Progress {
         } else if step == 1
             || step == steps
             || step.is_multiple_of((steps / 10).max(1))
-            || self.last_line.elapsed() > QUIET
+            || self.last_line.elapsed() > LINE_INTERVAL
         {
             self.last_line = Instant::now();
             self.line(&format!("{phase} {step}/{steps} {text}"));
@@ -96,14 +96,13 @@ fn value(metrics: &Metrics, name: &str) -> f64 {
     metrics.get(name).copied().unwrap_or(f64::NAN)
 }
 
-/// Whether a value of a validation is printed: means, and where there are several samples a prompt, what all of them
-/// say.
+/// Returns true if a validation value is printed: means, and those over several samples per prompt.
 fn is_headline(name: &str) -> bool {
     let single = name.contains("@1/") || name.ends_with("@1");
     !name.contains('@') || (name.starts_with("val-core/") && !single)
 }
 
-/// What is said at the end.
+/// Lines at the end of a run.
 pub fn summary_lines(summary: &Summary) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let ranks = summary.rank_peak_bytes.iter().copied();
@@ -132,8 +131,8 @@ pub fn summary_lines(summary: &Summary) -> String {
     lines.join("\n")
 }
 
-/// Relative difference between predicted and measured peak above which a warning is printed.
-const TRUSTED: f64 = 0.15;
+/// Largest relative difference between predicted and measured peak without a warning.
+const MAX_PEAK_ERROR: f64 = 0.15;
 
 /// Predicted and measured bytes by phase.
 fn memory_lines(summary: &Summary) -> Vec<String> {
@@ -150,7 +149,7 @@ fn memory_lines(summary: &Summary) -> Vec<String> {
     let table = Table::new(1, &["memory", "predicted", "measured", "measured/predicted"]).rows(rows);
     let mut lines: Vec<String> = table.render().lines().map(|l| format!("  {l}")).collect();
     let ratio = summary.measured_peak_bytes as f64 / predicted.max(1) as f64;
-    if (ratio - 1.0).abs() > TRUSTED && summary.replans == 0 {
+    if (ratio - 1.0).abs() > MAX_PEAK_ERROR && summary.replans == 0 {
         lines.push(format!(
             "  warning: the measured peak is {:.0} % of the predicted peak; predictions assume completions of maximum length",
             ratio * 100.0
@@ -159,7 +158,7 @@ fn memory_lines(summary: &Summary) -> Vec<String> {
     lines
 }
 
-/// One line per step. Metrics that the step does not have (no policy update, no critic) are left out.
+/// One line per step. Missing metrics (no policy update, no critic) are left out.
 fn step_line(metrics: &Metrics) -> String {
     let mut text = format!("reward {:.3}", value(metrics, "critic/score/mean"));
     for (label, name) in [
@@ -222,7 +221,7 @@ impl Observer for Progress {
     }
 }
 
-/// What is said before the first step.
+/// Lines before the first step.
 fn ready_lines(event: &Event<'_>) -> Vec<String> {
     let Event::Ready {
         device,
@@ -238,10 +237,10 @@ fn ready_lines(event: &Event<'_>) -> Vec<String> {
     else {
         return Vec::new();
     };
-    let of = if trainable < params { format!("{trainable} of ") } else { String::new() };
+    let part = if trainable < params { format!("{trainable} of ") } else { String::new() };
     let budget = budget_bytes.map_or(String::new(), |bytes| format!(", budget {}", Bytes(bytes)));
     let mut lines = vec![
-        format!("training {of}{params} parameters on {device}; run folder {}", output.display()),
+        format!("training {part}{params} parameters on {device}; run folder {}", output.display()),
         format!("plan: predicted peak {}{budget} (plan.json)", Bytes(*predicted_peak_bytes)),
     ];
     if *resumed_from > 0 {

@@ -19,7 +19,7 @@ const PROGRAM: [&str; 10] = [
     include_str!("report/app.js"),
 ];
 
-/// The file's text. Nothing of a run is inserted but the data block, which has no `<`.
+/// The file's text. Only the data block has content of a run, and it has no `<`.
 pub fn html(report: &Report) -> String {
     let (before_style, rest) = split(PAGE, "/*STYLE*/");
     let (before_data, rest) = split(rest, "/*DATA*/");

@@ -15,7 +15,7 @@ impl Table {
         Self { rows: vec![header.iter().map(|&s| s.to_owned()).collect()], text_columns, ends_with_text: false }
     }
 
-    /// The same with text in the last column too.
+    /// Makes the last column text.
     pub fn ends_with_text(mut self) -> Self {
         self.ends_with_text = true;
         self
@@ -25,7 +25,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The same with more rows.
+    /// Adds rows.
     pub fn rows(mut self, rows: impl Iterator<Item = Vec<String>>) -> Self {
         self.rows.extend(rows);
         self

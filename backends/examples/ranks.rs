@@ -26,7 +26,7 @@ const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1_001, 16_384, 100_003];
 
 /// More lengths, drawn once, with one type each.
 const RANDOM_LENGTHS: usize = 1_000;
-const LONGEST: u64 = 3_000;
+const MAX_LEN: u64 = 3_000;
 
 const ELEMENTS: [Element; 5] = [Element::F32, Element::F64, Element::Bf16, Element::F16, Element::Byte];
 
@@ -41,35 +41,35 @@ fn values(element: Element, rank: usize, len: usize) -> Flat {
         let bits = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ rank as u64);
         (bits >> 40) as f64 / 3.0 - 2e6
     };
-    let all = (0..len).map(number);
+    let numbers = (0..len).map(number);
     match element {
-        Element::F32 => Flat::F32(all.map(|v| v as f32).collect()),
-        Element::F64 => Flat::F64(all.collect()),
-        Element::Bf16 => Flat::Bf16(all.map(bf16::from_f64).collect()),
+        Element::F32 => Flat::F32(numbers.map(|v| v as f32).collect()),
+        Element::F64 => Flat::F64(numbers.collect()),
+        Element::Bf16 => Flat::Bf16(numbers.map(bf16::from_f64).collect()),
         // within its range
-        Element::F16 => Flat::F16(all.map(|v| f16::from_f64(v / 1e3)).collect()),
-        Element::Byte => Flat::Bytes(all.map(|v| v.to_bits() as u8).collect()),
+        Element::F16 => Flat::F16(numbers.map(|v| f16::from_f64(v / 1e3)).collect()),
+        Element::Byte => Flat::Bytes(numbers.map(|v| v.to_bits() as u8).collect()),
     }
 }
 
 /// What a rank has after every operation on values of one length.
 fn operations(group: &dyn Collective, element: Element, len: usize) -> Result<Vec<Flat>> {
     let (rank, size) = (group.rank(), group.size());
-    let own = || values(element, rank, len);
-    let mut found = vec![
-        group.all_gather(own())?,
+    let input = || values(element, rank, len);
+    let mut results = vec![
+        group.all_gather(input())?,
         group.all_to_all(values(element, rank, len * size))?,
         Flat::Bytes(group.exchange(vec![rank as u8; rank * 7])?.concat()),
     ];
     if element != Element::Byte {
-        found.push(group.all_reduce(own())?);
-        found.push(group.reduce_scatter(own())?);
+        results.push(group.all_reduce(input())?);
+        results.push(group.reduce_scatter(input())?);
         let half = group.split(rank % 2, size - rank)?;
-        found.push(half.all_reduce(own())?);
+        results.push(half.all_reduce(input())?);
     }
-    group.send((rank + 1) % size, own())?;
-    found.push(group.receive((rank + size - 1) % size, len, element)?);
-    Ok(found)
+    group.send((rank + 1) % size, input())?;
+    results.push(group.receive((rank + size - 1) % size, len, element)?);
+    Ok(results)
 }
 
 fn compare(world: &dyn Collective, random: usize) -> Result<usize> {
@@ -77,20 +77,20 @@ fn compare(world: &dyn Collective, random: usize) -> Result<usize> {
     let chosen = ELEMENTS.into_iter().flat_map(|element| LENGTHS.map(|len| (element, len)));
     let random = (0..random).map(|case| {
         let bits = (case as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        (ELEMENTS[case % ELEMENTS.len()], (bits % LONGEST) as usize)
+        (ELEMENTS[case % ELEMENTS.len()], (bits % MAX_LEN) as usize)
     });
     for (element, len) in chosen.chain(random) {
-        let found = operations(world, element, len)?;
+        let results = operations(world, element, len)?;
         let threads = Threads::run(world.size(), settings(), |rank| operations(rank.as_ref(), element, len));
         let expected = threads.into_iter().nth(world.rank());
-        let same = matches!(&expected, Some(Ok(Ok(expected))) if *expected == found);
+        let same = matches!(&expected, Some(Ok(Ok(expected))) if *expected == results);
         if !same {
             let rank = world.rank();
             world.agree(Some(Failure::new(format!(
                 "{element:?} of {len} values on rank {rank} is not what threads have"
             ))))?;
         }
-        cases += found.len();
+        cases += results.len();
     }
     world.agree(None)?;
     Ok(cases)
@@ -100,16 +100,16 @@ fn compare(world: &dyn Collective, random: usize) -> Result<usize> {
 fn links(world: &Arc<dyn Collective>) -> Result<()> {
     let apart = world.rank().to_le_bytes().to_vec();
     for (machine, has) in [(machine(), [true, false]), (apart, [false, true])] {
-        let found = measure_links(world, &machine)?;
-        let text = format!("{found:?}");
-        let all = world.exchange(text.clone().into_bytes())?;
-        let alike = all.iter().all(|own| own == text.as_bytes());
-        if !alike || [found.inside.is_some(), found.between.is_some()] != has {
+        let links = measure_links(world, &machine)?;
+        let text = format!("{links:?}");
+        let texts = world.exchange(text.clone().into_bytes())?;
+        let alike = texts.iter().all(|other| other == text.as_bytes());
+        if !alike || [links.inside.is_some(), links.between.is_some()] != has {
             let failure = format!("links of rank {}: {text}", world.rank());
             world.agree(Some(Failure::new(failure)))?;
         }
         world.agree(None)?;
-        let measured = found.inside.or(found.between).filter(|_| world.rank() == 0);
+        let measured = links.inside.or(links.between).filter(|_| world.rank() == 0);
         if let Some(link) = measured {
             println!("{} ranks send each other {link}", world.size());
         }
@@ -121,18 +121,18 @@ fn links(world: &Arc<dyn Collective>) -> Result<()> {
 fn speed(world: &dyn Collective) -> Result<()> {
     const VALUES: usize = 16 << 20;
     for _ in 0..15 {
-        let own: Vec<f32> = (0..VALUES).map(|i| (i % 97) as f32 + world.rank() as f32).collect();
+        let input: Vec<f32> = (0..VALUES).map(|i| (i % 97) as f32 + world.rank() as f32).collect();
         world.agree(None)?;
         let start = Instant::now();
-        let sum = world.all_reduce(Flat::F32(own))?;
+        let sum = world.all_reduce(Flat::F32(input))?;
         let took = start.elapsed().as_secs_f64();
         drop(sum);
-        let all = world.exchange(took.to_le_bytes().to_vec())?;
-        let all = all.iter().filter_map(|bytes| {
+        let times = world.exchange(took.to_le_bytes().to_vec())?;
+        let times = times.iter().filter_map(|bytes| {
             let bytes = bytes.as_slice().try_into().ok()?;
             Some(f64::from_le_bytes(bytes))
         });
-        let slowest = all.fold(0.0, f64::max);
+        let slowest = times.fold(0.0, f64::max);
         if world.rank() == 0 {
             println!("{:.3}", 1e3 * slowest);
         }

@@ -15,13 +15,11 @@ pub use links::{machine, measure_links};
 pub use measure::measure;
 
 /// The profile of an average device of a backend, with the kernels that models use there.
-#[must_use]
 pub fn assumed(backend: Backend) -> DeviceProfile {
     DeviceProfile::assumed(backend).with_kernels(kernels::table(backend))
 }
 
 /// The profile of a device that was described: its cached measurement, a known GPU of its name, or an average one.
-#[must_use]
 pub fn of(info: &DeviceInfo) -> DeviceProfile {
     let mut profile = cached(info)
         .or_else(|| DeviceProfile::known(&info.name))
@@ -41,7 +39,6 @@ pub fn of(info: &DeviceInfo) -> DeviceProfile {
 
 /// The profile of a device by its spelling, and what is known of it. A device that is not here, or not in this build,
 /// gets the profile of an average one of its kind: a plan can be made for another machine.
-#[must_use]
 pub fn look_up(device: DeviceSpec) -> (DeviceProfile, Option<DeviceInfo>) {
     match firebrick_device::device::open(device) {
         Ok((_, info)) => (of(&info), Some(info)),

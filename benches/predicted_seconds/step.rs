@@ -147,7 +147,7 @@ impl<'a> Steps<'a> {
         model.set_residency(Residency::Rollout).expect("weights in their place");
         let generator = Generator::new(self.learner.decoder(), None, &sampling)
             .expect("sampling that works")
-            .accounted(&self.learner.runtime.accounts)
+            .with_accounts(&self.learner.runtime.accounts)
             .prepack(self.prepack);
         let limits = SchedulerConfig::new(self.shape.prompts * self.shape.group);
         let generated = generator.run_with(&self.prompts, self.shape.group, &limits, |_| {});

@@ -1,8 +1,8 @@
-//! Rollouts over several turns: the model's turns, what its environment answers, and both as tokens.
+//! Multi-turn rollouts: the model's turns, the answers of its environment, and the tokens of both.
 //!
-//! A turn is sampled until a stop token. Its tool calls are read, its environment answers with messages, and what the
-//! chat template writes of these is appended as tokens: nothing is encoded a second time, so the tokens that are
-//! trained on are those that were sampled. What was not sampled is masked out of the loss.
+//! A turn is sampled until a stop token. Its tool calls are parsed, its environment answers with messages, and the chat
+//! template's text of these is appended as tokens. Nothing is encoded a second time, so the trained tokens are those
+//! that were sampled. Other tokens are masked out of the loss.
 
 mod episodes;
 mod format;

@@ -29,7 +29,7 @@ use std::ops::Range;
 /// Score of a hidden key. Finite, so that a query that sees no key (padding) has a finite softmax.
 const HIDDEN_SCORE: f64 = -1e9;
 
-/// How the product of a query and a key becomes a score.
+/// Settings of attention scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionParams {
     /// The product is multiplied by this.
@@ -57,7 +57,6 @@ pub struct Qkv {
 ///
 /// Differentiable by autodiff where [`SequenceLayout::recomputes`] is false; elsewhere [`attend_backward`] computes the
 /// gradient.
-#[must_use]
 pub fn attend(qkv: &Qkv, params: AttentionParams, sequences: &SequenceLayout) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
     if let Some(groups) = &sequences.fused {
@@ -79,17 +78,15 @@ pub fn attend(qkv: &Qkv, params: AttentionParams, sequences: &SequenceLayout) ->
 }
 
 /// [`attend`] by a fused kernel, on devices that have it. Rows that belong to no sequence are zero.
-#[must_use]
 pub(crate) fn attend_rows(qkv: &Qkv, params: AttentionParams, groups: &PrefixGroups) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
     let shape =
         AttentionShape { groups: groups.clone(), window: params.window, scale: params.scale, softcap: params.softcap };
-    kernels::attention(&qkv.q, &qkv.k, &qkv.v, qkv.sinks.as_ref(), &shape).reshape([tokens, heads * dim])
+    kernels::attention([&qkv.q, &qkv.k, &qkv.v], qkv.sinks.as_ref(), &shape).reshape([tokens, heads * dim])
 }
 
 /// Gradients of queries, keys, values and sinks, given the output of [`attend`] and its gradient, `[tokens, heads ·
 /// head_dim]` each. No tensor is part of an autodiff graph.
-#[must_use]
 pub fn attend_backward(
     qkv: &Qkv,
     mixed: Tensor<2>,
@@ -99,7 +96,7 @@ pub fn attend_backward(
 ) -> Qkv {
     let shape = qkv.q.dims();
     let (mixed, d_mixed) = (mixed.reshape(shape), d_mixed.reshape(shape));
-    let mut all = [Vec::new(), Vec::new(), Vec::new()];
+    let mut grads = [Vec::new(), Vec::new(), Vec::new()];
     let mut d_sinks: Option<Tensor<2>> = None;
     for group in &sequences.groups {
         let [q, k, v, o] = [&qkv.q, &qkv.k, &qkv.v, &mixed].map(|t| group.by_head(t));
@@ -111,28 +108,23 @@ pub fn attend_backward(
             let mask = sequences.mask(params.window, chunk);
             let queries = [&q, &o, &d].map(|t| columns(t, &chunk.queries));
             let keys = [&k, &v].map(|t| columns(t, &chunk.keys));
-            let ([own_q, own_k, own_v], own_sinks) =
+            let ([chunk_dq, chunk_dk, chunk_dv], chunk_dsinks) =
                 scaled_dot_product_attention_backward(queries, keys, qkv.sinks.as_ref(), params, mask);
-            d_q.push(own_q);
-            if let Some(own) = own_sinks {
-                d_sinks = Some(match d_sinks {
-                    Some(sum) => sum + own,
-                    None => own,
-                });
-            }
+            d_q.push(chunk_dq);
+            d_sinks = d_sinks.into_iter().chain(chunk_dsinks).reduce(|sum, grad| sum + grad);
             d_kv = Some(if chunks.len() == 1 {
-                (own_k, own_v)
+                (chunk_dk, chunk_dv)
             } else {
                 let (d_k, d_v) = d_kv.unwrap_or_else(|| (k.zeros_like(), v.zeros_like()));
-                (add_columns(d_k, &chunk.keys, own_k), add_columns(d_v, &chunk.keys, own_v))
+                (add_columns(d_k, &chunk.keys, chunk_dk), add_columns(d_v, &chunk.keys, chunk_dv))
             });
         }
         let (d_k, d_v) = d_kv.unwrap_or_else(|| (k.zeros_like(), v.zeros_like()));
-        for (sum, own) in all.iter_mut().zip([joined(d_q, 2), d_k, d_v]) {
-            sum.push(group.rows(own));
+        for (sum, grad) in grads.iter_mut().zip([joined(d_q, 2), d_k, d_v]) {
+            sum.push(group.rows(grad));
         }
     }
-    let [q, k, v] = all.map(|parts| joined(parts, 0));
+    let [q, k, v] = grads.map(|parts| joined(parts, 0));
     Qkv { q, k, v, sinks: d_sinks }
 }
 
@@ -140,7 +132,6 @@ pub fn attend_backward(
 /// output has the shape of the queries. The query heads of a group are further rows of the product with their key head,
 /// so that keys and values are not repeated. Softmax is in f32 or wider. `sinks`, `[1, heads]`, join it. `mask` is true
 /// where a key is hidden.
-#[must_use]
 pub(crate) fn scaled_dot_product_attention(
     q: Tensor<4>,
     [k, v]: [Tensor<4>; 2],
@@ -166,18 +157,16 @@ fn probabilities(scores: Tensor<4>, sinks: Option<Tensor<4>>) -> (Tensor<4>, Opt
     let Some(sinks) = sinks else {
         return (softmax(scores, 3), None);
     };
-    let top = scores.clone().detach().max_dim(3);
-    let top = top.max_pair(sinks.clone().detach());
+    let top = scores.clone().detach().max_dim(3).max_pair(sinks.clone().detach());
     let weights = (scores - top.clone()).exp();
-    let own = (sinks - top).exp();
-    let all = weights.clone().sum_dim(3) + own.clone();
-    (weights / all.clone(), Some(own / all))
+    let sink = (sinks - top).exp();
+    let sum = weights.clone().sum_dim(3) + sink.clone();
+    (weights / sum.clone(), Some(sink / sum))
 }
 
 /// Sinks, `[1, heads]`, beside the scores of queries of this shape: `[batch, kv_heads, heads / kv_heads · queries, 1]`.
 fn sink_scores(sinks: &Tensor<2>, [batch, heads, queries, _]: [usize; 4], kv: usize) -> Tensor<4> {
-    let each = widened(sinks.clone()).reshape([1, heads, 1, 1]);
-    let each = each.expand([batch, heads, queries, 1]);
+    let each = widened(sinks.clone()).reshape([1, heads, 1, 1]).expand([batch, heads, queries, 1]);
     each.reshape([batch, kv, heads / kv * queries, 1])
 }
 
@@ -248,8 +237,8 @@ fn columns(t: &Tensor<4>, which: &Range<usize>) -> Tensor<4> {
 fn add_columns(sum: Tensor<4>, columns: &Range<usize>, part: Tensor<4>) -> Tensor<4> {
     let [batch, heads, _, dim] = sum.dims();
     let place = [0..batch, 0..heads, columns.clone(), 0..dim];
-    let own = sum.clone().slice(place.clone());
-    sum.slice_assign(place, own + part)
+    let before = sum.clone().slice(place.clone());
+    sum.slice_assign(place, before + part)
 }
 
 fn joined<const D: usize>(mut parts: Vec<Tensor<D>>, dim: usize) -> Tensor<D> {

@@ -17,7 +17,7 @@ pub use weights::StoredDtype;
 pub use whole_model::WholeModel;
 
 use crate::arch::HeadKind;
-use crate::decoder::RankPart;
+use crate::decoder::RankShard;
 use crate::{Arch, BaseFormat, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Whether a model's head is its embedding.
+/// Key of a config that ties the head to the embedding.
 const TIED: &str = "tie_word_embeddings";
 
 /// Writes into a config that it is not; also into that of the language model inside of it.
@@ -43,8 +43,8 @@ fn untie(config: &mut Map<String, Value>) {
 pub struct Checkpoint {
     dir: PathBuf,
     config: Map<String, Value>,
-    /// The config of the model around the language model, where that is written again with it.
-    around: Option<Map<String, Value>>,
+    /// The config of the model around the language model, where that is exported with it.
+    outer_config: Option<Map<String, Value>>,
     generation: Option<Map<String, Value>>,
     arch: Arch,
     dtypes: BTreeMap<String, StoredDtype>,
@@ -70,12 +70,12 @@ impl Checkpoint {
     /// As [`Self::architecture`]; `Error::Io` and `Error::Config` for a `generation_config.json` that cannot be read.
     pub fn describe(dir: &Path) -> Result<Self> {
         let (config, arch) = Self::config(dir)?;
-        let mut around = read_object(dir, "config.json")?.filter(Arch::keeps_what_surrounds);
-        if let Some(around) = around.as_mut().filter(|_| config.get(TIED) == Some(&json!(false))) {
-            untie(around);
+        let mut outer_config = read_object(dir, "config.json")?.filter(Arch::keeps_outer_model);
+        if let Some(outer_config) = outer_config.as_mut().filter(|_| config.get(TIED) == Some(&json!(false))) {
+            untie(outer_config);
         }
         let generation = read_object(dir, "generation_config.json")?;
-        Ok(Self { dir: dir.to_owned(), config, around, generation, arch, dtypes: BTreeMap::new() })
+        Ok(Self { dir: dir.to_owned(), config, outer_config, generation, arch, dtypes: BTreeMap::new() })
     }
 
     /// The architecture in a folder's `config.json`. Of a head that the config ties to the embedding it is looked up
@@ -104,8 +104,8 @@ impl Checkpoint {
         })?;
         let mut config = Arch::language_model_config(&config).unwrap_or(config);
         // what is written again is not quantised
-        let widened = |own: &Value| {
-            let method = own.get("quant_method").and_then(Value::as_str);
+        let widened = |config: &Value| {
+            let method = config.get("quant_method").and_then(Value::as_str);
             matches!(method, Some("bitsandbytes" | "mxfp4"))
         };
         if config.get("quantization_config").is_some_and(widened) {
@@ -143,7 +143,7 @@ impl Checkpoint {
         Ok(Self {
             dir: PathBuf::new(),
             config,
-            around: None,
+            outer_config: None,
             generation: Some(generation),
             arch,
             dtypes: BTreeMap::new(),
@@ -153,15 +153,15 @@ impl Checkpoint {
     /// Loads the weights onto a device, in the architecture's precision. Missing, unexpected and misshapen tensors are
     /// errors.
     ///
-    /// Matrices of a frozen base in few bits are quantised as they are read: beside what is loaded, one of them is wide
+    /// Matrices of a frozen quantized base are quantised as they are read: beside what is loaded, one of them is wide
     /// at a time, in host memory. Matrices in MXFP4 are widened as they are read, one at a time too.
     ///
     /// # Errors
     /// `Error::MissingTensor`, `Error::UnexpectedTensor`, `Error::WrongShape`, `Error::UnsupportedDtype` and
-    /// `Error::QuantizedWeight` with the tensor; `Error::Config` for a base in few bits that the architecture cannot
+    /// `Error::QuantizedWeight` with the tensor; `Error::Config` for a quantized base that the architecture cannot
     /// have; those of [`Self::open`] for files.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
-        self.load_part(RankPart::default(), device)
+        self.load_shard(RankShard::default(), device)
     }
 
     /// A rank's part of the decoder, to be trained: of every parameter, or of every unit, that keeps its part before it
@@ -169,39 +169,30 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of [`load`](Self::load), and `Error::Shared` for a model that the ranks cannot share.
-    pub fn load_part(&self, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
-        self.load_with(part, None, device)
+    pub fn load_shard(&self, part: RankShard<'_>, device: &Device) -> Result<Decoder> {
+        weights::load(&self.dir, &self.arch, part, None, device)
     }
 
     /// A rank's part of a value model with the body of this language model and a new scalar head:
     /// [`Decoder::with_value_head`] of what [`load`](Self::load) gives. A model with a scalar head keeps it.
     ///
     /// # Errors
-    /// Those of [`load_part`](Self::load_part).
-    pub fn load_with_value_head(&self, part: RankPart<'_>, seed: u64, device: &Device) -> Result<Decoder> {
-        self.load_with(part, Some(seed), device)
-    }
-
-    fn load_with(&self, part: RankPart<'_>, value_head: Option<u64>, device: &Device) -> Result<Decoder> {
-        let decoder = weights::load(&self.dir, &self.arch, part, value_head, device)?;
-        ignored::report(&self.dir, &self.arch)?;
-        Ok(decoder)
+    /// Those of [`load_shard`](Self::load_shard).
+    pub fn load_with_value_head(&self, part: RankShard<'_>, seed: u64, device: &Device) -> Result<Decoder> {
+        weights::load(&self.dir, &self.arch, part, Some(seed), device)
     }
 
     /// The architecture.
-    #[must_use]
     pub fn arch(&self) -> &Arch {
         &self.arch
     }
 
     /// The folder it was read from; empty for a new model.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Element type in which a tensor is stored: that of the folder read, F32 for a new model.
-    #[must_use]
     pub fn stored_dtype(&self, tensor: &str) -> StoredDtype {
         self.dtypes.get(tensor).copied().unwrap_or(StoredDtype::F32)
     }
@@ -213,8 +204,8 @@ impl Checkpoint {
         self
     }
 
-    /// This model, to be loaded with its layers' matrices as a frozen base in few bits, or as they are. A checkpoint
-    /// that bitsandbytes has quantised to nf4 is read with that base alone.
+    /// This model, to be loaded with its layers' matrices as a frozen quantized base, or as they are. A checkpoint that
+    /// bitsandbytes has quantised to nf4 is read with that base alone.
     #[must_use]
     pub fn with_base(mut self, base: Option<BaseFormat>) -> Self {
         self.arch = self.arch.with_base(base);
@@ -233,7 +224,7 @@ impl Checkpoint {
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
         self.dtypes.clear();
-        self.around = None;
+        self.outer_config = None;
         if self.arch.head == HeadKind::LanguageModel {
             let class = self.arch.family.scorer_class();
             self.config.insert("architectures".into(), json!([class]));
@@ -247,7 +238,6 @@ impl Checkpoint {
     }
 
     /// The padding token's id, if the config names one: a sequence's score is that of the last token before padding.
-    #[must_use]
     pub fn pad_id(&self) -> Option<u32> {
         let id = self.config.get("pad_token_id").and_then(Value::as_u64)?;
         u32::try_from(id).ok()
@@ -266,14 +256,13 @@ impl Checkpoint {
     }
 
     /// Token ids that end a completion: `generation_config.json`'s (a number or a list), else the config's.
-    #[must_use]
     pub fn eos_ids(&self) -> Vec<u32> {
         let ids = |map: &Map<String, Value>| match map.get("eos_token_id") {
             Some(Value::Array(list)) => list.iter().filter_map(Value::as_u64).map(|v| v as u32).collect(),
             Some(v) => v.as_u64().map(|v| v as u32).into_iter().collect(),
             None => Vec::new(),
         };
-        let own = self.generation.as_ref().map(ids).unwrap_or_default();
-        if own.is_empty() { ids(&self.config) } else { own }
+        let eos = self.generation.as_ref().map(ids).unwrap_or_default();
+        if eos.is_empty() { ids(&self.config) } else { eos }
     }
 }

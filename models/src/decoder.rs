@@ -1,21 +1,21 @@
 //! A decoder: a chain of units with their weights.
 
 mod adapters;
-mod block;
 mod decode;
 mod forward;
 mod init;
 mod prepack;
 mod quantized;
-mod rank_part;
+mod rank_shard;
+mod sampling_shard;
+mod shard_slice;
 mod stage;
-mod tensor_shard;
-mod trained_share;
+mod training_shard;
 mod unit_store;
 mod value_head;
 
-pub use block::Block;
-pub use rank_part::{RankPart, ValueRange};
+pub use rank_shard::{RankShard, ValueRange};
+pub use shard_slice::ShardSlice;
 pub use unit_store::{HostWeights, NewParam, Param, Store, Unit};
 pub(crate) use value_head::fresh_head;
 
@@ -23,9 +23,8 @@ use crate::Result;
 use crate::adapter::LoraConfig;
 use crate::arch::Arch;
 use crate::tensor_group::TensorGroup;
-use crate::unit::{ParamSpec, chain, unit_specs};
+use crate::unit::{ParamSpec, UnitKind, chain, unit_specs};
 use crate::weights::{WeightKey, Weights};
-use block::TrainedShare;
 use burn::tensor::{Device, Tensor};
 use firebrick_arch::PipelineStage;
 use firebrick_backends::accounts::Home;
@@ -33,6 +32,7 @@ use firebrick_backends::kernels;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
+use shard_slice::TrainingShard;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -45,12 +45,12 @@ pub struct Decoder {
     units: Vec<Unit>,
     device: Device,
     lora: Option<LoraConfig>,
-    /// Whether adapters run.
+    /// True if adapters run.
     adapters_on: bool,
-    /// The ranks that share its matrices, where it is a [share](Self::tensor_shard).
+    /// The ranks that share its matrices, where it is a [share](Self::sampling_shard).
     tensor: Option<TensorGroup>,
-    /// Which share of which model it is, where it is one that is [trained](Self::trained_share).
-    share: Option<Arc<TrainedShare>>,
+    /// Which share of which model it is, where it is one that is [trained](Self::training_shard).
+    share: Option<Arc<TrainingShard>>,
     /// Which stage of a pipeline trains it, where one does.
     stage: Option<PipelineStage>,
 }
@@ -70,7 +70,7 @@ impl Decoder {
         Self::build_units(arch, device, value, |_, _| Ok(()))
     }
 
-    /// The same; `built` is told of every unit, by its index, before the next one is built.
+    /// [`Self::build`]; `built` is called with every unit, by its index, before the next one is built.
     fn build_units<E, V: Into<NewParam>>(
         arch: Arch,
         device: &Device,
@@ -78,21 +78,9 @@ impl Decoder {
         mut built: impl FnMut(&mut Self, usize) -> Result<(), E>,
     ) -> Result<Self, E> {
         let dtype = arch.precision.dtype(device);
-        let mut decoder = Self {
-            arch,
-            units: Vec::new(),
-            device: device.clone(),
-            lora: None,
-            adapters_on: true,
-            tensor: None,
-            share: None,
-            stage: None,
-        };
-        let mut next = 0;
+        let mut decoder = Self::empty(arch, device);
         for (unit, kind) in chain(&decoder.arch).into_iter().enumerate() {
             let mut specs = unit_specs(&decoder.arch, kind);
-            let range = next..next + specs.len();
-            next = range.end;
             let entry = |(spec, index): (&mut ParamSpec, usize)| -> Result<(WeightKey, Tensor<2>), E> {
                 let NewParam { layout, tensor } = value(index, spec)?.into();
                 spec.trainable = layout.is_none();
@@ -102,18 +90,37 @@ impl Decoder {
                     None => (slot.into(), stored_as(tensor, dtype)),
                 })
             };
-            let entries = specs.iter_mut().zip(range.clone()).map(entry);
+            let entries = specs.iter_mut().zip(decoder.end()..).map(entry);
             let entries = entries.collect::<Result<Vec<_>, E>>()?;
-            decoder.units.push(Unit {
-                kind,
-                specs,
-                store: Store::Device(Weights::new(entries)),
-                range,
-                sharded: false,
-            });
+            decoder.push_unit(kind, specs, Store::Device(Weights::new(entries)));
             built(&mut decoder, unit)?;
         }
         Ok(decoder)
+    }
+
+    /// A decoder without units.
+    fn empty(arch: Arch, device: &Device) -> Self {
+        Self {
+            arch,
+            units: Vec::new(),
+            device: device.clone(),
+            lora: None,
+            adapters_on: true,
+            tensor: None,
+            share: None,
+            stage: None,
+        }
+    }
+
+    /// The flat index after the last parameter.
+    fn end(&self) -> usize {
+        self.units.last().map_or(0, |unit| unit.range.end)
+    }
+
+    /// Adds a unit behind the others.
+    fn push_unit(&mut self, kind: UnitKind, specs: Vec<ParamSpec>, store: Store) {
+        let first = self.end();
+        self.units.push(Unit { kind, range: first..first + specs.len(), specs, store, sharded: false });
     }
 
     /// A copy on the device with weights rounded to another precision.
@@ -130,19 +137,16 @@ impl Decoder {
     }
 
     /// The architecture.
-    #[must_use]
     pub fn arch(&self) -> &Arch {
         &self.arch
     }
 
     /// The device on which it runs.
-    #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
     /// The units in order.
-    #[must_use]
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
@@ -157,12 +161,10 @@ impl Decoder {
         self.specs().enumerate().map(|(index, spec)| (spec, self.param(index)))
     }
 
-    /// The parameter at a flat index. A value in host memory is copied, and a frozen matrix in few bits is widened to
+    /// The parameter at a flat index. A value in host memory is copied, and a frozen quantized matrix is widened to
     /// f32.
-    #[must_use]
     pub fn param(&self, index: usize) -> Param {
-        let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
-        let place = index - unit.range.start;
+        let (unit, place) = self.place(index);
         if let Some(layout) = unit.store.layout(place) {
             return self.widened_param(&unit.store, place, layout, 0..layout.matrices);
         }
@@ -173,26 +175,22 @@ impl Decoder {
     }
 
     /// Number of parameters, tied ones counted once.
-    #[must_use]
     pub fn num_params(&self) -> usize {
         self.specs().map(ParamSpec::numel).sum()
     }
 
     /// Number of parameters that are trained.
-    #[must_use]
     pub fn num_trainable(&self) -> usize {
-        let trainable = self.specs().filter(|spec| spec.trainable);
-        trainable.map(ParamSpec::numel).sum()
+        self.specs().filter(|spec| spec.trainable).map(ParamSpec::numel).sum()
     }
 
     /// Flat index of the head's projection: the embedding's matrix where they are tied.
-    #[must_use]
     pub fn projection_index(&self) -> usize {
         if self.arch.tied { 0 } else { self.units[self.units.len() - 1].range.start + 1 }
     }
 
     /// Replaces every parameter: `f(flat index, spec, value)` gives the new value, which stays where the old one was.
-    /// Frozen matrices in few bits are left as they are.
+    /// Frozen quantized matrices are left as they are.
     ///
     /// # Errors
     /// The first that `f` gives.
@@ -215,30 +213,20 @@ impl Decoder {
             if unit.store.layout(i).is_some() {
                 continue;
             }
-            match &mut unit.store {
-                Store::Device(weights) => {
-                    let value = weights.take(i);
-                    match f(index, spec, Param::Device(value))? {
-                        Param::Device(new) => weights.put(i, new),
-                        Param::Host(_) => {
-                            unreachable!("a parameter stays on the device or on the host")
-                        }
-                    }
-                }
+            let value = match &mut unit.store {
+                Store::Device(weights) => Param::Device(weights.take(i)),
                 Store::Host(host) => {
-                    let host = Arc::make_mut(host);
                     let empty = HostTensor::from_values(Vec::new(), [0, 0]);
-                    let value = std::mem::replace(&mut host[i].1, empty);
-                    match f(index, spec, Param::Host(value))? {
-                        Param::Host(mut new) => {
-                            new.pin(&self.device);
-                            host[i].1 = new;
-                        }
-                        Param::Device(_) => {
-                            unreachable!("a parameter stays on the device or on the host")
-                        }
-                    }
+                    Param::Host(std::mem::replace(&mut Arc::make_mut(host)[i].1, empty))
                 }
+            };
+            match (&mut unit.store, f(index, spec, value)?) {
+                (Store::Device(weights), Param::Device(new)) => weights.put(i, new),
+                (Store::Host(host), Param::Host(mut new)) => {
+                    new.pin(&self.device);
+                    Arc::make_mut(host)[i].1 = new;
+                }
+                _ => unreachable!("a parameter stays on the device or on the host"),
             }
         }
         Ok(())
@@ -249,13 +237,13 @@ impl Decoder {
     /// [whole](Self::unshard_unit) again; other weights may be passed to where it runs.
     ///
     /// # Errors
-    /// Where memory runs out, or the device fails. The unit is then what it was.
+    /// If memory runs out, or the device fails. The unit is then what it was.
     pub fn shard_unit(&mut self, unit: usize, part: impl Fn(usize) -> (Range<usize>, [usize; 2])) -> Result<()> {
-        let own = &self.units[unit];
-        let parts: Vec<Param> = own
+        let current = &self.units[unit];
+        let parts: Vec<Param> = current
             .specs
             .iter()
-            .zip(own.range.clone())
+            .zip(current.range.clone())
             .map(|(spec, index)| {
                 let (values, shape) = part(spec.numel());
                 self.param(index).part(values, shape).detached()
@@ -273,14 +261,14 @@ impl Decoder {
     /// Makes a unit whole again, with the values of all its parameters in their order, on the device or the host.
     ///
     /// # Errors
-    /// Where memory runs out, or the device fails. The unit is then what it was.
+    /// If memory runs out, or the device fails. The unit is then what it was.
     pub fn unshard_unit(&mut self, unit: usize, values: Vec<Param>) -> Result<()> {
         let device = self.device.clone();
         let home = self.units[unit].store.home();
         let whole = values.into_iter().map(|value| match (home, value) {
             (Home::Device, value) => Ok(Param::Device(value.into_device(&device))),
             (Home::Host, Param::Device(value)) => Ok(Param::Host(HostTensor::download(value)?)),
-            (Home::Host, own) => Ok(own),
+            (Home::Host, value) => Ok(value),
         });
         let whole: Vec<Param> = whole.collect::<Result<_>>()?;
         check_computed(whole.iter().filter_map(|value| match value {
@@ -295,7 +283,7 @@ impl Decoder {
     /// Waits until all weights on the device are where they were loaded to.
     ///
     /// # Errors
-    /// Where some are not, since memory ran out or the device failed.
+    /// If some are not, since memory ran out or the device failed.
     pub fn check_computed(&self) -> Result<()> {
         let resident = self.units.iter().filter_map(|unit| match &unit.store {
             Store::Device(weights) => Some(weights.clone().into_entries()),
@@ -316,7 +304,7 @@ impl Decoder {
     /// the host.
     ///
     /// # Errors
-    /// Where memory runs out, or the device fails. The weights are then what they were, and this may be run again.
+    /// If memory runs out, or the device fails. The weights are then what they were, and this may be run again.
     pub fn own_trained_weights(&mut self) -> Result<()> {
         for unit in &mut self.units {
             let Store::Device(weights) = &mut unit.store else {
@@ -327,9 +315,9 @@ impl Decoder {
                 if weights.at(i).dims()[0] == 0 {
                     continue;
                 }
-                let own = kernels::duplicate(&weights.at(i));
-                check_computed([own.clone()])?;
-                weights.put(i, own);
+                let copy = kernels::duplicate(&weights.at(i));
+                check_computed([copy.clone()])?;
+                weights.put(i, copy);
             }
         }
         Ok(())
@@ -338,7 +326,7 @@ impl Decoder {
     /// Moves the weights of a unit to `home` and frees the old copy, once the new one is there.
     ///
     /// # Errors
-    /// Where memory runs out there, or the device fails. The weights are then where they were.
+    /// If memory runs out there, or the device fails. The weights are then where they were.
     pub fn move_unit(&mut self, unit: usize, home: Home) -> Result<()> {
         let store = &mut self.units[unit].store;
         match (&*store, home) {
@@ -377,7 +365,6 @@ impl Decoder {
     }
 
     /// Bytes of the weights in `home`.
-    #[must_use]
     pub fn bytes_in(&self, home: Home) -> usize {
         let there = self.units.iter().filter(|u| u.store.home() == home);
         there.map(|u| u.store.bytes()).sum()

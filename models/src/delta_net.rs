@@ -15,7 +15,7 @@ pub(crate) fn heads(delta: &GatedDeltaNet) -> DeltaHeads {
     }
 }
 
-/// What the last tokens left behind: the state of the delta rule, and the last inputs of the convolution.
+/// States after the last tokens: of the delta rule, and the last inputs of the convolution.
 #[derive(Debug)]
 pub(crate) struct LayerStates {
     // Taken out while they are written, so that they have one owner and are written in place.
@@ -28,7 +28,7 @@ fn held(pool: Option<Tensor<2>>) -> Tensor<2> {
 }
 
 impl LayerStates {
-    /// Zeros: `slots` of so many numbers of each kind.
+    /// Zeros: `slots` states of each kind, with these numbers of elements.
     pub fn new(
         slots: usize,
         [recurrent, convolution]: [usize; 2],
@@ -41,7 +41,7 @@ impl LayerStates {
         }
     }
 
-    fn both(&mut self, f: impl Fn(Tensor<2>) -> Tensor<2>) {
+    fn update_pools(&mut self, f: impl Fn(Tensor<2>) -> Tensor<2>) {
         for pool in [&mut self.recurrent, &mut self.convolution] {
             *pool = Some(f(held(pool.take())));
         }
@@ -49,7 +49,7 @@ impl LayerStates {
 
     /// Makes room for more sequences.
     pub fn grow(&mut self, slots: usize) {
-        self.both(|pool| {
+        self.update_pools(|pool| {
             let [before, numbers] = pool.dims();
             if before == 0 {
                 return Tensor::zeros([slots, numbers], (&pool.device(), pool.dtype()));
@@ -62,7 +62,7 @@ impl LayerStates {
 
     /// Copies states to other slots: pairs of source and target. All are read before any is written.
     pub fn copy(&mut self, pairs: &[(u32, u32)]) {
-        self.both(|pool| {
+        self.update_pools(|pool| {
             let ints = |values: Vec<i32>| {
                 let data = TensorData::new(values, [pairs.len()]);
                 Tensor::<1, Int>::from_data(data, &pool.device())

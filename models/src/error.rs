@@ -34,7 +34,7 @@ pub enum Error {
         dir: PathBuf,
         /// The missing file.
         file: String,
-        /// How to fix it.
+        /// Remedy.
         hint: String,
     },
     /// A JSON file has invalid contents.
@@ -42,7 +42,7 @@ pub enum Error {
     Config {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// Expected and found contents.
         detail: String,
     },
     /// A model's `config.json` does not describe a supported decoder.
@@ -58,7 +58,7 @@ pub enum Error {
         path: PathBuf,
         /// The first incomplete tensor.
         tensor: String,
-        /// Where it should end.
+        /// The end that the header names.
         end: u64,
         /// Length of the file.
         found: u64,
@@ -78,7 +78,7 @@ pub enum Error {
         path: PathBuf,
         /// The first missing one.
         tensor: String,
-        /// How many are missing.
+        /// Number of missing tensors.
         count: usize,
     },
     /// The checkpoint has tensors that its config does not define.
@@ -91,7 +91,7 @@ pub enum Error {
         path: PathBuf,
         /// The first unexpected one.
         tensor: String,
-        /// How many.
+        /// Number of unexpected tensors.
         count: usize,
     },
     /// A tensor's shape differs from the config's.
@@ -123,7 +123,7 @@ pub enum Error {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What it is, what is read, and what to do.
+        /// Its format, the supported ones, and a remedy.
         detail: String,
     },
     /// A sequence does not fit the model's context.
@@ -169,7 +169,7 @@ pub enum Error {
     OutOfMemory {
         /// The operation that failed.
         doing: &'static str,
-        /// What was refused.
+        /// The refused allocation.
         what: OutOfMemory,
     },
     /// Ranks that share matrices have failed, are gone, or do not do the same.
@@ -209,7 +209,7 @@ impl Error {
         move |error| Self::Io { action, path, error }
     }
 
-    /// What a device reports of an operation: that memory ran out, or another failure.
+    /// Wraps a device's error: memory that ran out, or another failure.
     pub fn device(doing: &'static str, error: &(dyn std::error::Error + 'static)) -> Self {
         match OutOfMemory::in_error(error) {
             Some(what) => Self::OutOfMemory { doing, what },
@@ -218,7 +218,6 @@ impl Error {
     }
 
     /// Memory that ran out, where this error says so.
-    #[must_use]
     pub fn out_of_memory(&self) -> Option<OutOfMemory> {
         match self {
             Self::OutOfMemory { what, .. } => Some(what.clone()),
@@ -228,8 +227,7 @@ impl Error {
         }
     }
 
-    /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
-    #[must_use]
+    /// True if the user can fix it by other settings, as opposed to a device that failed.
     pub fn is_user_error(&self) -> bool {
         let failed = matches!(self, Self::Device { .. } | Self::Ranks(_) | Self::Diverged { .. });
         !failed && self.out_of_memory().is_none()

@@ -33,10 +33,10 @@ pub struct Head<'a> {
     /// The value head beside the projection, `[1, hidden]`, where there is one.
     pub(crate) value: Option<Tensor<2>>,
     /// The tokens that the projection has rows of, where ranks share the vocabulary.
-    pub(crate) own: Option<Range<usize>>,
-    /// Whether the norm is trained.
+    pub(crate) local_tokens: Option<Range<usize>>,
+    /// True if the norm is trained.
     pub(crate) trainable: bool,
-    /// Whether the projection is trained.
+    /// True if the projection is trained.
     pub(crate) projection_trains: bool,
 }
 
@@ -73,12 +73,12 @@ pub struct ValueChunk<'a> {
     pub values: Tensor<1>,
 }
 
-/// What the gradient needs of the token distributions of a chunk.
+/// Token distributions of a chunk, for the gradient.
 #[derive(Debug)]
 enum Distribution {
     /// Raw logits `[rows, vocab]`, which the gradient overwrites.
     Logits(Tensor<2>),
-    /// The backward pass recomputes the raw logits, so many tokens at a time.
+    /// The backward pass recomputes the raw logits, this many tokens at a time.
     Tiles(usize),
 }
 
@@ -97,7 +97,6 @@ pub struct HeadGradients {
 
 impl<'a> Head<'a> {
     /// Logits of hidden rows `[rows, hidden]`: `[rows, vocab]`, soft-capped, before temperature.
-    #[must_use]
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let normed = self.normed(&hidden);
         drop(hidden);
@@ -134,26 +133,23 @@ impl<'a> Head<'a> {
 
     /// The value head beside a language model's projection as a scalar head, if there is one. It is trained even where
     /// the model is frozen.
-    #[must_use]
     pub fn joint_value(&self) -> Option<Self> {
         Some(Self {
             projection: self.value.clone()?,
             bias: None,
             value: None,
-            own: None,
+            local_tokens: None,
             projection_trains: true,
             ..self.clone()
         })
     }
 
     /// Values of hidden states `[rows, hidden]` by a scalar head (reward models and critics): `[rows]`.
-    #[must_use]
     pub fn scalar(&self, hidden: Tensor<2>) -> Tensor<1> {
         self.value_chunk(hidden).values
     }
 
     /// [`Self::scalar`], keeping what the gradient needs.
-    #[must_use]
     pub fn value_chunk(&'a self, hidden: Tensor<2>) -> ValueChunk<'a> {
         let normed = self.normed(&hidden);
         let projection = widened(self.projection.clone());
@@ -180,14 +176,12 @@ impl<'a> Head<'a> {
 
     /// Log-probabilities of target tokens `[rows]` given hidden states `[rows, hidden]`, and entropies; nothing is kept
     /// for a gradient.
-    #[must_use]
     pub fn score(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> TokenScores {
         self.chunk(hidden, targets, temperature).scores
     }
 
     /// [`Self::score`], keeping what the gradient needs. `temperature` must be positive. Hidden states are `[rows,
     /// hidden]`, targets `[rows]`.
-    #[must_use]
     pub fn chunk(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> HeadChunk<'a> {
         let normed = self.normed(&hidden);
         let [vocab, _] = self.projection.dims();
@@ -251,15 +245,12 @@ impl Head<'_> {
         for (first, rows) in self.tiles(tile) {
             let logits = linear(&chunk.normed, &rows);
             let dz = kernels::tile_gradient(logits, first, &chunk.targets, &chunk.rows, upstream, scaling);
-            d_projection = d_projection.map(|all| {
-                let own = matmul(&dz, &chunk.normed, Transposed::Left);
-                all.slice_assign([first..first + own.dims()[0], 0..hidden], own)
+            d_projection = d_projection.map(|grad| {
+                let part = matmul(&dz, &chunk.normed, Transposed::Left);
+                grad.slice_assign([first..first + part.dims()[0], 0..hidden], part)
             });
-            let own = matmul(&dz, &rows, Transposed::Neither);
-            d_normed = Some(match d_normed {
-                Some(sum) => sum + own,
-                None => own,
-            });
+            let part = matmul(&dz, &rows, Transposed::Neither);
+            d_normed = d_normed.into_iter().chain([part]).reduce(|sum, part| sum + part);
         }
         (d_normed.expect("a vocabulary has tokens"), d_projection)
     }
@@ -268,7 +259,6 @@ impl Head<'_> {
 impl HeadChunk<'_> {
     /// Gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the loss has no entropy term. A
     /// frozen head has no gradient of the projection.
-    #[must_use]
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> HeadGradients {
         let (head, upstream) = (self.head, ScoreGradients { d_logp, d_entropy });
         let (d_normed, projection) = match self.distribution {
@@ -287,14 +277,12 @@ impl HeadChunk<'_> {
 impl ValueChunk<'_> {
     /// Gradients given those of the values, `[rows]`: with v = n wᵀ + b of normed rows n, `∂n = g w`, `∂w = gᵀ n`, `∂b
     /// = Σ g`.
-    #[must_use]
     pub fn backward(self, d_values: Tensor<1>) -> HeadGradients {
         let head = self.head;
         let rows = self.hidden.dims()[0];
         let d_values = d_values.reshape([rows, 1]);
         let projection = head.projection_trains.then(|| d_values.clone().transpose().matmul(widened(self.normed)));
-        let bias = head.bias.as_ref().filter(|_| head.projection_trains);
-        let bias = bias.map(|_| d_values.clone().sum_dim(0));
+        let bias = head.bias.as_ref().filter(|_| head.projection_trains).map(|_| d_values.clone().sum_dim(0));
         let d_normed = d_values.matmul(widened(head.projection.clone()));
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients { hidden, norm, projection, bias }

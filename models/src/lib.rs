@@ -14,6 +14,7 @@ pub mod forward_context;
 pub mod head;
 mod layer;
 pub mod random;
+mod ranges;
 pub mod rope;
 pub mod routing;
 pub mod shared;

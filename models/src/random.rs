@@ -9,7 +9,6 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
 /// One block of Philox 4×32-10: four 32-bit words from a 128-bit counter and a 64-bit key.
-#[must_use]
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let (mut c, mut k) = (counter, key);
     for round in 0..ROUNDS {
@@ -44,7 +43,6 @@ pub struct DrawKey {
 
 impl DrawKey {
     /// The uniform number in (0, 1) that decides the token at `position` of the completion.
-    #[must_use]
     pub fn uniform(&self, position: u32) -> f32 {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         unit(philox([self.step, self.prompt_index, self.sample, position], key)[0])
@@ -63,7 +61,6 @@ pub struct Stream {
 
 impl Stream {
     /// The stream `stream` of `seed`; two different streams of one seed are independent.
-    #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         // The key is whitened so that a `Stream` never replays a `DrawKey`'s counter under its key.
         let key = [seed as u32 ^ 0x5EED_F12E, (seed >> 32) as u32 ^ 0xB21C_4A7E];

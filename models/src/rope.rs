@@ -8,22 +8,21 @@ use firebrick_backends::kernels::{RotaryAngles, StepRotary, rotary};
 /// The rotary embeddings of the layers of one forward pass, and the growth of their queries.
 #[derive(Clone, Debug)]
 pub struct RotaryEmbeddings {
-    /// Those that differ.
+    /// The distinct embeddings.
     kinds: Vec<RotaryEmbedding>,
-    /// Which of them each layer has.
+    /// Index of each layer's embedding.
     of_layers: Vec<usize>,
     query_scale: Option<Tensor<2>>,
 }
 
 impl RotaryEmbeddings {
-    /// Those of an architecture at these positions, one for each token.
-    #[must_use]
+    /// The embeddings of an architecture at these positions, one for each token.
     pub fn new(arch: &Arch, positions: &[u32], device: &Device) -> Self {
         let (kinds, of_layers) = arch.rope_kinds();
-        let of = |rope: Option<&Rope>| RotaryEmbedding::new(rope, arch, positions, device);
+        let embedding = |rope: Option<&Rope>| RotaryEmbedding::new(rope, arch, positions, device);
         let scale = query_scales(arch, positions);
         Self {
-            kinds: kinds.into_iter().map(of).collect(),
+            kinds: kinds.into_iter().map(embedding).collect(),
             of_layers,
             query_scale: scale.map(|scale| {
                 let shape = [scale.len(), 1];
@@ -32,19 +31,19 @@ impl RotaryEmbeddings {
         }
     }
 
-    /// The same on the host, for a decoding step on a GPU.
+    /// [`Self::new`] on the host, for a decoding step on a GPU.
     pub(crate) fn on_host(arch: &Arch, positions: &[u32]) -> StepRotary {
         let (kinds, _) = arch.rope_kinds();
         let angles = kinds.into_iter().map(|rope| angles_on_host(rope, arch.rotary_dim, positions));
         let scale = query_scales(arch, positions);
         StepRotary {
             angles: angles.collect(),
-            query_scale: scale.map(|all| all.into_iter().map(|x| x as f32).collect()),
+            query_scale: scale.map(|scales| scales.into_iter().map(|x| x as f32).collect()),
         }
     }
 
-    /// That of a layer.
-    pub(crate) fn of(&self, layer: usize) -> &RotaryEmbedding {
+    /// The embedding of a layer.
+    pub(crate) fn layer(&self, layer: usize) -> &RotaryEmbedding {
         &self.kinds[self.of_layers[layer]]
     }
 
@@ -70,14 +69,14 @@ pub(crate) struct LayerAngles {
 }
 
 impl LayerAngles {
-    /// Those of an architecture, made of the angles of each of its [kinds](Arch::rope_kinds).
+    /// The angles of an architecture, from those of each of its [kinds](Arch::rope_kinds).
     pub fn new(arch: &Arch, kinds: Vec<RotaryAngles>) -> Self {
         let (_, of_layers) = arch.rope_kinds();
         Self { kinds, of_layers }
     }
 
-    /// Those of a layer.
-    pub fn of(&self, layer: usize) -> &RotaryAngles {
+    /// The angles of a layer.
+    pub fn layer(&self, layer: usize) -> &RotaryAngles {
         &self.kinds[self.of_layers[layer]]
     }
 }
@@ -87,10 +86,10 @@ impl LayerAngles {
 pub(crate) struct RotaryEmbedding {
     cos: Tensor<3>,
     sin: Tensor<3>,
-    /// Whether there is nothing to rotate. The angles are then zero, for kernels that rotate on their own.
+    /// True if nothing is rotated. The angles are then zero, for kernels that rotate themselves.
     identity: bool,
     /// Angles of zero, for kernels that rotate whole heads on their own, where a part of each head is rotated before.
-    unturned: Option<RotaryAngles>,
+    identity_angles: Option<RotaryAngles>,
 }
 
 impl RotaryEmbedding {
@@ -99,19 +98,15 @@ impl RotaryEmbedding {
         let half = arch.rotary_dim / 2;
         let (frequencies, factor) = frequencies_of(rope, arch.rotary_dim, positions);
         let table = |f: fn(f64) -> f64| {
-            let values = for_each(
-                positions,
-                half,
-                |position, all| all.iter().map(|&w| factor * f(position * w)).collect(),
-                &frequencies,
-            );
+            let row = |position: f64| frequencies.iter().map(|&w| factor * f(position * w)).collect();
+            let values = for_each(positions, half, row);
             Tensor::<3>::from_data(TensorData::new(values, [positions.len(), 1, half]), device)
         };
         Self {
             cos: table(f64::cos),
             sin: table(f64::sin),
             identity: rope.is_none(),
-            unturned: (arch.rotary_dim < arch.head_dim).then(|| {
+            identity_angles: (arch.rotary_dim < arch.head_dim).then(|| {
                 let shape = [positions.len(), 1, arch.head_dim / 2];
                 let (cos, sin) = (Tensor::ones(shape, device), Tensor::zeros(shape, device));
                 RotaryAngles::new(&cos, &sin)
@@ -121,8 +116,8 @@ impl RotaryEmbedding {
 
     /// Cosines and sines as a kernel takes them that rotates on its own.
     fn angles(&self) -> RotaryAngles {
-        let own = || RotaryAngles::new(&self.cos, &self.sin);
-        self.unturned.clone().unwrap_or_else(own)
+        let angles = || RotaryAngles::new(&self.cos, &self.sin);
+        self.identity_angles.clone().unwrap_or_else(angles)
     }
 
     /// Rotates `x` of shape `[tokens, heads, head_dim]`, or its leading dimensions, in f32 or wider.
@@ -141,7 +136,7 @@ impl RotaryEmbedding {
 
     /// Rotates what kernels that rotate whole heads on their own do not: nothing, where they rotate it all.
     pub fn rotate_part(&self, x: Tensor<3>) -> Tensor<3> {
-        match self.unturned {
+        match self.identity_angles {
             Some(_) => self.rotate(x),
             None => x,
         }
@@ -152,17 +147,10 @@ impl RotaryEmbedding {
 /// f32.
 fn angles_on_host(rope: Option<&Rope>, head_dim: usize, positions: &[u32]) -> Vec<f32> {
     let (frequencies, factor) = frequencies_of(rope, head_dim, positions);
-    for_each(
-        positions,
-        head_dim,
-        |position, frequencies| {
-            let angles = frequencies.iter().map(|&w| (position * w).sin_cos());
-            let (sines, cosines): (Vec<f64>, Vec<f64>) = angles.unzip();
-            let all = cosines.into_iter().chain(sines);
-            all.map(|x| (factor * x) as f32).collect()
-        },
-        &frequencies,
-    )
+    for_each(positions, head_dim, |position| {
+        let (sines, cosines): (Vec<f64>, Vec<f64>) = frequencies.iter().map(|&w| (position * w).sin_cos()).unzip();
+        cosines.into_iter().chain(sines).map(|x| (factor * x) as f32).collect()
+    })
 }
 
 /// The frequencies of a forward pass at these positions, and the factor of cosines and sines.
@@ -181,19 +169,12 @@ fn query_scales(arch: &Arch, positions: &[u32]) -> Option<Vec<f64>> {
     grown.then(|| positions.iter().map(|&p| scaling.factor(p)).collect())
 }
 
-/// What `row` gives for every position, `width` numbers each. Many sequences have the same positions: each is computed
-/// once.
-fn for_each<T: Copy>(
-    positions: &[u32],
-    width: usize,
-    row: impl Fn(f64, &[f64]) -> Vec<T>,
-    frequencies: &[f64],
-) -> Vec<T> {
+/// `row` of every position, `width` values each. Many sequences have the same positions: each is computed once.
+fn for_each<T: Copy>(positions: &[u32], width: usize, row: impl Fn(f64) -> Vec<T>) -> Vec<T> {
     let mut distinct = positions.to_vec();
     distinct.sort_unstable();
     distinct.dedup();
-    let known = distinct.iter().flat_map(|&p| row(f64::from(p), frequencies));
-    let known: Vec<T> = known.collect();
+    let known: Vec<T> = distinct.iter().flat_map(|&p| row(f64::from(p))).collect();
     let mut values = Vec::with_capacity(positions.len() * width);
     for position in positions {
         let at = distinct.binary_search(position).unwrap_or_default() * width;

@@ -19,7 +19,6 @@ impl Routes {
 
     /// Rows of which nothing is known. The width is the architecture's
     /// [`route_width`](crate::Arch::route_width).
-    #[must_use]
     pub fn unknown(rows: usize, width: usize) -> Self {
         Self { width, choices: vec![Self::UNKNOWN; rows * width] }
     }
@@ -27,44 +26,29 @@ impl Routes {
     /// Rows of one width.
     ///
     /// # Panics
-    /// Where they have several.
-    #[must_use]
+    /// If they have several.
     pub fn from_rows(rows: &[&[u16]]) -> Self {
         let width = rows.first().map_or(0, |row| row.len());
         assert!(rows.iter().all(|row| row.len() == width), "rows of one width");
         Self { width, choices: rows.concat() }
     }
 
-    /// Rows of a width, one behind the other.
-    ///
-    /// # Panics
-    /// Where the last is not whole.
-    #[must_use]
-    pub fn from_choices(width: usize, choices: Vec<u16>) -> Self {
-        assert_eq!(choices.len() % width.max(1), 0, "whole rows");
-        Self { width, choices }
-    }
-
     /// The choices of all rows, one behind the other.
-    #[must_use]
     pub fn choices(&self) -> &[u16] {
         &self.choices
     }
 
     /// Number of rows.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.choices.len().checked_div(self.width).unwrap_or(0)
     }
 
     /// Choices of a row.
-    #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
     /// The choices of a row.
-    #[must_use]
     pub fn row(&self, index: usize) -> &[u16] {
         &self.choices[index * self.width..][..self.width]
     }
@@ -88,7 +72,7 @@ impl Routes {
         Self { width: self.width, choices }
     }
 
-    /// Makes room for so many rows.
+    /// Makes room for `rows` rows.
     pub(crate) fn resize(&mut self, rows: usize) {
         self.choices.resize(rows * self.width, Self::UNKNOWN);
     }
@@ -97,7 +81,7 @@ impl Routes {
         self.choices[index * self.width..][..self.width].copy_from_slice(row);
     }
 
-    /// Copies blocks of so many rows over others: `pairs` are source and target.
+    /// Copies blocks of `rows` rows over others: `pairs` are source and target.
     pub(crate) fn copy_blocks(&mut self, pairs: &[(u32, u32)], rows: usize) {
         let size = rows * self.width;
         for &(source, target) in pairs {
@@ -107,7 +91,7 @@ impl Routes {
     }
 }
 
-/// What a forward pass does with routes: by default each router chooses, and nobody hears of it.
+/// Replay and recording of routes in a forward pass: neither by default.
 #[derive(Clone, Debug, Default)]
 pub struct Routing {
     replayed: Option<Arc<Routes>>,
@@ -115,14 +99,14 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Rows go the way that is known; routers choose for rows of which nothing is.
+    /// Replays known routes; routers choose for the other rows.
     #[must_use]
     pub fn replayed(mut self, routes: Routes) -> Self {
         self.replayed = Some(Arc::new(routes));
         self
     }
 
-    /// The routes of so many rows are kept, for [`Self::take_recorded`].
+    /// Records the routes of `rows` rows, for [`Self::take_recorded`].
     #[must_use]
     pub fn recorded(mut self, rows: usize, width: usize) -> Self {
         self.recorded = Some(Arc::new(Mutex::new(Routes::unknown(rows, width))));
@@ -130,24 +114,24 @@ impl Routing {
     }
 
     /// The routes that were recorded.
-    #[must_use]
     pub fn take_recorded(&self) -> Option<Routes> {
         let recorded = self.recorded.as_ref()?;
         let mut routes = recorded.lock().unwrap_or_else(PoisonError::into_inner);
         Some(std::mem::take(&mut *routes))
     }
 
-    /// The choices of all rows in the layer whose choices begin at `offset`, `own` for rows of which nothing is known.
-    pub(crate) fn choose(&self, [offset, per_token]: [usize; 2], own: impl FnOnce() -> Vec<u32>) -> Vec<u32> {
+    /// The choices of all rows in the layer whose choices begin at `offset`, `route` chooses for rows of which nothing
+    /// is known.
+    pub(crate) fn choose(&self, [offset, per_token]: [usize; 2], route: impl FnOnce() -> Vec<u32>) -> Vec<u32> {
         let chosen = match &self.replayed {
-            None => own(),
-            Some(routes) => replay(routes, [offset, per_token], own),
+            None => route(),
+            Some(routes) => replay(routes, [offset, per_token], route),
         };
         if let Some(recorded) = &self.recorded {
             let mut routes = recorded.lock().unwrap_or_else(PoisonError::into_inner);
-            for (row, own) in chosen.chunks(per_token).enumerate() {
+            for (row, experts) in chosen.chunks(per_token).enumerate() {
                 let start = row * routes.width + offset;
-                for (place, &expert) in routes.choices[start..].iter_mut().zip(own) {
+                for (place, &expert) in routes.choices[start..].iter_mut().zip(experts) {
                     *place = expert as u16;
                 }
             }
@@ -171,20 +155,18 @@ pub struct RouterLoss {
 }
 
 impl RouterLoss {
-    /// The loss of a micro-batch with these rows, of a step of `all` tokens, in a model with so many layers of experts.
-    /// Its gradient is multiplied by `coefficient`.
-    #[must_use]
-    pub fn new(coefficient: f64, all: usize, layers: usize, tokens: Vec<bool>) -> Self {
+    /// The loss of a micro-batch with these rows, of a step of `step_tokens` tokens, in a model with `layers` layers of
+    /// experts. Its gradient is multiplied by `coefficient`.
+    pub fn new(coefficient: f64, step_tokens: usize, layers: usize, tokens: Vec<bool>) -> Self {
         Self {
             coefficient,
-            normaliser: 1.0 / (all.max(1) * layers.max(1)) as f64,
+            normaliser: 1.0 / (step_tokens.max(1) * layers.max(1)) as f64,
             tokens: tokens.into(),
             sum: Arc::default(),
         }
     }
 
-    /// What the layers that a graph was traced of have added, without the coefficient.
-    #[must_use]
+    /// Sum over the layers that a graph was traced of, without the coefficient.
     pub fn sum(&self) -> f64 {
         *self.sum.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,25 +176,24 @@ impl RouterLoss {
     pub(crate) fn add(&self, probabilities: &[f64], chosen: &[u32], per_token: usize) -> Vec<f64> {
         let mut counts = vec![0.0; probabilities.len()];
         let choices = chosen.chunks(per_token).zip(self.tokens.iter());
-        for &expert in choices.filter(|(_, token)| **token).flat_map(|(own, _)| own) {
+        for &expert in choices.filter(|(_, token)| **token).flat_map(|(experts, _)| experts) {
             counts[expert as usize] += 1.0;
         }
         let tokens = self.tokens.iter().filter(|token| **token).count().max(1) as f64;
         let factor = self.normaliser * counts.len() as f64 / tokens;
         let loss: f64 = counts.iter().zip(probabilities).map(|(c, p)| c * p).sum();
         *self.sum.lock().unwrap_or_else(PoisonError::into_inner) += factor * loss;
-        let gradient = counts.into_iter().map(|c| self.coefficient * factor * c);
-        gradient.collect()
+        counts.into_iter().map(|c| self.coefficient * factor * c).collect()
     }
 }
 
-fn replay(routes: &Routes, [offset, per_token]: [usize; 2], own: impl FnOnce() -> Vec<u32>) -> Vec<u32> {
+fn replay(routes: &Routes, [offset, per_token]: [usize; 2], route: impl FnOnce() -> Vec<u32>) -> Vec<u32> {
     let rows = (0..routes.rows()).map(|row| &routes.row(row)[offset..][..per_token]);
     let known = |row: &[u16]| row.iter().all(|&choice| choice != Routes::UNKNOWN);
     if rows.clone().all(known) {
         return rows.flatten().map(|&choice| u32::from(choice)).collect();
     }
-    let mut chosen = own();
+    let mut chosen = route();
     for (row, chosen) in rows.zip(chosen.chunks_mut(per_token)) {
         if known(row) {
             for (chosen, &choice) in chosen.iter_mut().zip(row) {
@@ -235,8 +216,8 @@ mod tests {
     fn rows_go_the_way_that_is_known_and_their_own_where_nothing_is() {
         let known = routes(&[[0, 5, 6], [1, Routes::UNKNOWN, Routes::UNKNOWN], [2, 7, 8]]);
         let routing = Routing::default().replayed(known);
-        let own = || vec![1, 2, 3, 4, 5, 6];
-        assert_eq!(routing.choose([1, 2], own), [5, 6, 3, 4, 7, 8]);
+        let route = || vec![1, 2, 3, 4, 5, 6];
+        assert_eq!(routing.choose([1, 2], route), [5, 6, 3, 4, 7, 8]);
         // all rows of the first layer are known: nobody asks its router
         let chosen = routing.choose([0, 1], || unreachable!("all rows are known"));
         assert_eq!(chosen, [0, 1, 2]);
@@ -252,9 +233,9 @@ mod tests {
 
     #[test]
     fn rows_are_laid_into_others_as_far_as_there_is_room() {
-        let mut all = Routes::unknown(3, 3);
-        all.set(2, &routes(&[[1, 2, 3], [4, 5, 6]]));
-        assert_eq!(all.row(2), [1, 2, 3]);
-        assert_eq!(all.row(1), [Routes::UNKNOWN; 3]);
+        let mut recorded = Routes::unknown(3, 3);
+        recorded.set(2, &routes(&[[1, 2, 3], [4, 5, 6]]));
+        assert_eq!(recorded.row(2), [1, 2, 3]);
+        assert_eq!(recorded.row(1), [Routes::UNKNOWN; 3]);
     }
 }

@@ -47,8 +47,7 @@ impl JoinedMatrix {
 }
 
 impl Weights {
-    /// Pairs tensors with what they are. Each is `[rows, columns]`; a matrix in few bits is its buffer of words.
-    #[must_use]
+    /// Pairs tensors with what they are. Each is `[rows, columns]`; a quantized matrix is its buffer of words.
     pub fn new<K: Into<WeightKey>>(entries: Vec<(K, Tensor<2>)>) -> Self {
         let entries = entries.into_iter();
         Self {
@@ -59,8 +58,7 @@ impl Weights {
         }
     }
 
-    /// The same as one rank's share of a unit: products of what is cut by columns are summed over the group.
-    #[must_use]
+    /// Makes them one rank's shard of a unit: outputs of matrices that are cut by columns are summed over the group.
     pub(crate) fn shared_by(mut self, group: Option<&TensorGroup>) -> Self {
         self.group = group.cloned();
         self
@@ -77,7 +75,7 @@ impl Weights {
     }
 
     /// These weights with prepacked copies, which products with few rows read instead: `copy` makes that of a slot, if
-    /// it should have one. Matrices in few bits have none.
+    /// it should have one. Quantized matrices have none.
     pub(crate) fn prepacked<E>(
         &self,
         copy: impl Fn(Slot, &Tensor<2>) -> Result<Option<PackedWeights>, E>,
@@ -85,7 +83,7 @@ impl Weights {
         let mut panels = Vec::new();
         let numbers = self.entries.iter().filter(|(key, _)| key.layout.is_none());
         for (WeightKey { slot, .. }, matrix) in numbers {
-            panels.extend(copy(*slot, matrix)?.map(|own| (*slot, own)));
+            panels.extend(copy(*slot, matrix)?.map(|panel| (*slot, panel)));
         }
         Ok(Self { entries: self.entries.clone(), panels, joined: Vec::new(), group: self.group.clone() })
     }
@@ -97,7 +95,7 @@ impl Weights {
         let Some(matrices) = matrices else { return };
         let bias = match biases.len() {
             0 => None,
-            all if all == slots.len() => Some(Tensor::cat(biases, 1)),
+            count if count == slots.len() => Some(Tensor::cat(biases, 1)),
             _ => return,
         };
         self.joined.push(JoinedMatrix { slots, matrix: Tensor::cat(matrices, 0), bias });
@@ -105,18 +103,19 @@ impl Weights {
 
     /// The joined copy of the matrices in these slots, if there is one and no adapter adds to any of their products.
     pub(crate) fn joined(&self, slots: &[Slot], lora: Option<LoraForward<'_>>) -> Option<&JoinedMatrix> {
-        let adapted = |&slot: &Slot| {
-            let target = lora.and_then(|_| TargetModule::of(slot));
-            target.and_then(|target| self.adapter(target)).is_some()
-        };
-        let own = self.joined.iter().find(|joined| joined.slots == slots)?;
-        (!slots.iter().any(adapted)).then_some(own)
+        let joined = self.joined.iter().find(|joined| joined.slots == slots)?;
+        (!slots.iter().any(|&slot| self.is_adapted(slot, lora))).then_some(joined)
+    }
+
+    /// True if an adapter adds to the product with a matrix.
+    fn is_adapted(&self, matrix: Slot, lora: Option<LoraForward<'_>>) -> bool {
+        lora.and_then(|_| self.adapter(TargetModule::from_slot(matrix)?)).is_some()
     }
 
     /// The prepacked copy of a slot's matrix, if there is one.
     pub(crate) fn panels(&self, slot: Slot) -> Option<&PackedWeights> {
-        let own = self.panels.iter().find(|(s, _)| *s == slot);
-        own.map(|(_, panels)| panels)
+        let entry = self.panels.iter().find(|(s, _)| *s == slot);
+        entry.map(|(_, panels)| panels)
     }
 
     /// Bytes of the prepacked copies.
@@ -130,14 +129,13 @@ impl Weights {
         self.entries.iter().find(|(key, _)| key.slot == slot)
     }
 
-    /// The numbers in `slot`, if the unit has them; `None` for a matrix in few bits. `[rows, columns]`.
-    #[must_use]
+    /// The numbers in `slot`, if the unit has them; `None` for a quantized matrix. `[rows, columns]`.
     pub fn get(&self, slot: Slot) -> Option<Tensor<2>> {
         let (key, tensor) = self.entry(slot)?;
         key.layout.is_none().then(|| tensor.clone())
     }
 
-    /// The buffer of the frozen matrix in `slot`, where it is in few bits; of experts one for each, `[experts, words]`.
+    /// The buffer of the frozen matrix in `slot`, where it is quantized; one for each expert, `[experts, words]`.
     pub(crate) fn quantized(&self, slot: Slot) -> Option<(QuantizedLayout, &Tensor<2>)> {
         let (key, words) = self.entry(slot)?;
         Some((key.layout?, words))
@@ -153,7 +151,7 @@ impl Weights {
         self.entries[index].1.clone()
     }
 
-    /// What the tensor at an index is.
+    /// The key of the tensor at an index.
     pub(crate) fn key(&self, index: usize) -> WeightKey {
         self.entries[index].0
     }
@@ -169,19 +167,18 @@ impl Weights {
         self.entries[index].1 = value;
     }
 
-    /// Tensors in order. Each is `[rows, columns]`; a matrix in few bits is its buffer of words.
+    /// Tensors in order. Each is `[rows, columns]`; a quantized matrix is its buffer of words.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor<2>> {
         self.entries.iter().map(|(_, t)| t)
     }
 
-    /// What the tensors are, and the tensors, in order. Each is `[rows, columns]`; a matrix in few bits is its buffer
-    /// of words.
+    /// Keys and tensors, in order. Each is `[rows, columns]`; a quantized matrix is its buffer of words.
     pub fn into_entries(self) -> impl Iterator<Item = (WeightKey, Tensor<2>)> {
         self.entries.into_iter()
     }
 
-    /// The same with tensors of numbers that `f` makes of these; matrices in few bits stay. Prepacked copies are left
-    /// out. `f` gets and gives `[rows, columns]`.
+    /// These weights with `f` applied to tensors of numbers; quantized matrices stay. Prepacked copies are left out.
+    /// `f` gets and gives `[rows, columns]`.
     #[must_use]
     pub fn map(&self, f: impl Fn(&Tensor<2>) -> Tensor<2>) -> Self {
         let made = |(key, tensor): &(WeightKey, Tensor<2>)| match key.layout {
@@ -209,7 +206,7 @@ impl Weights {
                 let y = group.sum(self.add_adapter(y, x, matrix, lora));
                 self.add_bias(y, matrix)
             }
-            None => self.add_bias_and_adapter(y, x, matrix, lora),
+            None => self.add_adapter(self.add_bias(y, matrix), x, matrix, lora),
         }
     }
 
@@ -230,7 +227,7 @@ impl Weights {
         let mut products = self.products(x, matrices).into_iter();
         matrices.map(|matrix| {
             let y = products.next().unwrap_or_else(|| unreachable!("one each"));
-            self.add_bias_and_adapter(y, x, matrix, lora)
+            self.add_adapter(self.add_bias(y, matrix), x, matrix, lora)
         })
     }
 
@@ -284,23 +281,10 @@ impl Weights {
         kernels::linear_each(x, weights.each_ref())
     }
 
-    /// Whether a matrix has its own numbers, and its product is all: there is neither a bias nor an adapter to add.
+    /// True if a product with a matrix is complete: its numbers are not quantized, and there is neither a bias nor an
+    /// adapter to add.
     pub(crate) fn is_bare(&self, matrix: Slot, lora: Option<LoraForward<'_>>) -> bool {
-        let target = lora.and_then(|_| TargetModule::of(matrix));
-        let adapter = target.and_then(|t| self.adapter(t));
-        self.quantized(matrix).is_none() && self.bias(matrix).is_none() && adapter.is_none()
-    }
-
-    /// Adds the bias and the adapter that belong to a matrix to its product with `x`.
-    fn add_bias_and_adapter(
-        &self,
-        y: Tensor<2>,
-        x: &Tensor<2>,
-        matrix: Slot,
-        lora: Option<LoraForward<'_>>,
-    ) -> Tensor<2> {
-        let y = self.add_bias(y, matrix);
-        self.add_adapter(y, x, matrix, lora)
+        self.quantized(matrix).is_none() && self.bias(matrix).is_none() && !self.is_adapted(matrix, lora)
     }
 
     /// The product with a matrix, `[rows, out]`, plus its bias where it has one.
@@ -312,7 +296,7 @@ impl Weights {
     }
 
     fn add_adapter(&self, y: Tensor<2>, x: &Tensor<2>, matrix: Slot, lora: Option<LoraForward<'_>>) -> Tensor<2> {
-        let Some((lora, target)) = lora.zip(TargetModule::of(matrix)) else {
+        let Some((lora, target)) = lora.zip(TargetModule::from_slot(matrix)) else {
             return y;
         };
         match self.adapter(target) {

@@ -8,23 +8,23 @@ use std::any::TypeId;
 use std::path::PathBuf;
 
 impl Arguments {
-    /// The arguments of this process. In every path a leading `~/` is the home folder.
-    pub fn of_command_line() -> Self {
+    /// The arguments of this process. A leading `~/` in any path is the home folder.
+    pub fn from_command_line() -> Self {
         let matches = with_home(Self::command()).get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 }
 
-/// A command whose paths are read with the home folder, and so are those of its subcommands.
+/// A command that expands the home folder in its paths and in its subcommands' paths.
 fn with_home(command: clap::Command) -> clap::Command {
-    let of_paths = |arg: Arg| {
+    let expand = |arg: Arg| {
         if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
             arg.value_parser(PathBufValueParser::new().map(|path| expand_home(&path)))
         } else {
             arg
         }
     };
-    command.mut_args(of_paths).mut_subcommands(with_home)
+    command.mut_args(expand).mut_subcommands(with_home)
 }
 
 #[cfg(test)]
@@ -39,15 +39,15 @@ mod tests {
             for arg in command.get_arguments().filter(|arg| arg.get_value_parser().type_id() == TypeId::of::<PathBuf>())
             {
                 let id = arg.get_id().as_str();
-                let mut given = Vec::new();
+                let mut arguments = Vec::new();
                 if let Some(long) = arg.get_long() {
-                    given.push(format!("--{long}"));
+                    arguments.push(format!("--{long}"));
                 }
-                given.push("~/place".to_owned());
+                arguments.push("~/place".to_owned());
                 // only this argument, so that what else a command needs does not matter
                 let alone = clap::Command::new("test").no_binary_name(true).arg(arg.clone().required(false));
-                let found = with_home(alone).try_get_matches_from(given).unwrap();
-                let mut paths: ValuesRef<'_, PathBuf> = found.get_many(id).unwrap();
+                let matches = with_home(alone).try_get_matches_from(arguments).unwrap();
+                let mut paths: ValuesRef<'_, PathBuf> = matches.get_many(id).unwrap();
                 let home = expand_home(Path::new("~/place"));
                 assert!(!home.starts_with("~") && paths.all(|path| *path == home), "{id}");
                 *seen += 1;

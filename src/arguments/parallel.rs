@@ -54,13 +54,13 @@ pub struct ParallelArgs {
 }
 
 impl ParallelArgs {
-    /// What the options ask for, with a configuration's machines where none are given.
+    /// The devices of the options, with the configuration's machines by default.
     pub fn spread(&self, config: &RunConfig) -> Spread {
         let links = Links { link: self.link, node_link: self.node_link };
-        let said = |own: Option<usize>| own.unwrap_or(1) as u64;
+        let ranks = |count: Option<usize>| count.unwrap_or(1) as u64;
         let trainer = &config.trainer;
-        let nodes = self.nodes.unwrap_or_else(|| said(trainer.nnodes));
-        let gpus = self.gpus.unwrap_or_else(|| said(trainer.n_gpus_per_node));
+        let nodes = self.nodes.unwrap_or_else(|| ranks(trainer.nnodes));
+        let gpus = self.gpus.unwrap_or_else(|| ranks(trainer.n_gpus_per_node));
         let degrees = if self.nodes.is_none() && self.gpus.is_none() {
             SpreadDegrees::Given(self.degrees(config))
         } else {
@@ -78,9 +78,9 @@ impl ParallelArgs {
         Spread { degrees, machines: (nodes, gpus), links }
     }
 
-    /// Whether devices that share matrices in training may sample by themselves: as the configuration says, or an
+    /// Returns true if the tensor-parallel degree of sampling comes from the configuration or an
     /// option.
-    fn says_sampling(&self) -> bool {
+    fn has_rollout_degree(&self) -> bool {
         self.rollout_tensor_parallel.is_some() || self.tensor_parallel.is_none()
     }
 
@@ -88,40 +88,40 @@ impl ParallelArgs {
         self.zero_stage.map(|stage| Zero::STAGES[usize::from(stage)])
     }
 
-    /// The degrees, with a configuration's ranks where no number is given, and its stage where none is and there are
-    /// replicas to share out among.
+    /// The degrees; by default the configuration's ranks, and its sharding stage if there are
+    /// replicas.
     fn degrees(&self, config: &RunConfig) -> Parallel {
         let ranks = config.trainer.ranks().map_or(1, |ranks| ranks as u64);
         let configured = config.memory.ulysses_sequence_parallel_size as u64;
         let sequence = self.sequence_parallel.unwrap_or(configured);
-        let together = config.rollout.tensor_model_parallel_size as u64;
-        let together = self.rollout_tensor_parallel.unwrap_or(together);
+        let rollout_tensor = config.rollout.tensor_model_parallel_size as u64;
+        let rollout_tensor = self.rollout_tensor_parallel.unwrap_or(rollout_tensor);
         let configured = config.memory.tensor_model_parallel_size as u64;
         let tensor = self.tensor_parallel.unwrap_or(configured).max(1);
         let configured = config.memory.pipeline_model_parallel_size as u64;
         let pipeline = self.pipeline_parallel.unwrap_or(configured).max(1);
-        // without a word of ranks as many as share matrices or the critic's sequences
+        // without ranks in the configuration, the largest of these degrees
         let ranks = match config.trainer.ranks() {
             Some(_) => ranks,
-            None => [together, tensor, critic_sequence(config).unwrap_or(1)].into_iter().fold(ranks, u64::max),
+            None => [rollout_tensor, tensor, critic_sequence(config).unwrap_or(1)].into_iter().fold(ranks, u64::max),
         };
         let share = (ranks / (sequence.max(1) * tensor * pipeline)).max(1);
         let data = self.data_parallel.unwrap_or(share);
-        let among = if data > 1 || sequence > 1 { config.memory.zero() } else { Zero::Off };
+        let stage = if data > 1 || sequence > 1 { config.memory.zero() } else { Zero::Off };
         Parallel {
             data,
-            zero: self.stage().unwrap_or(among),
+            zero: self.stage().unwrap_or(stage),
             tensor,
             pipeline,
             sequence,
             critic_sequence: critic_sequence(config).filter(|&n| n != sequence),
-            rollout_tensor: Some(together).filter(|&n| n != tensor && (n > 1 || self.says_sampling())),
+            rollout_tensor: Some(rollout_tensor).filter(|&n| n != tensor && (n > 1 || self.has_rollout_degree())),
             ..Parallel::ALONE
         }
     }
 }
 
-/// How many devices share the sequences of a critic that says so itself.
+/// The critic's sequence-parallel degree, if it is configured.
 fn critic_sequence(config: &RunConfig) -> Option<u64> {
     config.critic_sequences().map(|degree| degree as u64)
 }

@@ -16,10 +16,10 @@ use serde_json::json;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Steps before the ones that count: kernels are compiled and memory is faulted in.
-const WARM_UP: u64 = 1;
+/// Steps before the measured ones, which compile kernels and fault memory in.
+const WARM_UP_STEPS: u64 = 1;
 
-/// What the observed steps left behind.
+/// Records of the observed steps.
 #[derive(Default)]
 struct Collected {
     steps: Vec<Metrics>,
@@ -36,12 +36,12 @@ impl Observer for Recorder {
         match event {
             Event::Ready { device, .. } => collected.device = device,
             Event::Step { step, steps, metrics, .. } => {
-                if step > WARM_UP {
+                if step > WARM_UP_STEPS {
                     collected.steps.push(metrics.clone());
                 }
                 if step == steps {
                     collected.spans = trace::finish();
-                } else if step == WARM_UP {
+                } else if step == WARM_UP_STEPS {
                     trace::record();
                 }
             }
@@ -50,21 +50,21 @@ impl Observer for Recorder {
     }
 }
 
-/// What a run of steps did, a step.
+/// Results per step.
 #[derive(Debug, Serialize)]
 struct Report {
     device: String,
     steps: usize,
     seconds_per_step: f64,
-    /// Sampled tokens a second of sampling.
+    /// Sampled tokens per second of sampling.
     generated_tokens_per_second: f64,
-    /// Prompt and completion tokens a second of updating.
+    /// Prompt and completion tokens per second of updating.
     updated_tokens_per_second: f64,
-    /// Floating-point operations of the model itself, a second of the whole step.
+    /// Floating-point operations of the model per second of the whole step.
     model_flops_per_second: f64,
-    /// The same over what the device's matrix products reach.
+    /// That rate divided by the device's matmul rate.
     model_flop_utilisation: f64,
-    /// Where that rate comes from.
+    /// Origin of the matmul rate.
     peak: Origin,
     phases: Vec<Line>,
     families: Vec<Line>,
@@ -74,10 +74,10 @@ struct Report {
 struct Line {
     name: &'static str,
     calls_per_step: f64,
-    /// Without what it holds, for families; with it, for phases.
+    /// Excluding nested families, for families; including them, for phases.
     seconds_per_step: f64,
     share: f64,
-    /// Floating-point operations a second of its own time, where they are counted.
+    /// Floating-point operations per second of that time, if they are counted.
     flops_per_second: Option<f64>,
 }
 
@@ -86,7 +86,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let scratch = tempfile::Builder::new().prefix("firebrick-bench-").tempdir().context("cannot create a folder")?;
     config.output = scratch.path().join("run");
     config.warmup.sft = None;
-    config.trainer.steps = WARM_UP + args.steps;
+    config.trainer.steps = WARM_UP_STEPS + args.steps;
     config.trainer.test_freq = 0;
     config.trainer.save_freq = -1;
     config.trainer.val_max_samples = Some(1);
@@ -98,39 +98,39 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     trainer.run()?;
     let profile = trainer.profile().clone();
     let arch = trainer.policy().arch().clone();
-    let products = trainer.policy().num_params() - looked_up(&arch);
+    let matmul_params = trainer.policy().num_params() - embedding_params(&arch);
     drop(trainer);
 
     let collected = std::mem::take(&mut *collected.lock().unwrap_or_else(PoisonError::into_inner));
     if let Some(path) = &args.trace {
         write_trace(path, &collected.spans)?;
     }
-    let work = Work { products: products as f64, arch: &arch, epochs: epochs as f64 };
+    let work = Work { matmul_params: matmul_params as f64, arch: &arch, epochs: epochs as f64 };
     let report = report(&collected, &work, &profile);
     output::print_as(args.json, &report, || tables(&report))
 }
 
 /// Parameters that are looked up and not multiplied.
-fn looked_up(arch: &Arch) -> usize {
+fn embedding_params(arch: &Arch) -> usize {
     if arch.tied { 0 } else { arch.vocab_size * arch.hidden_size }
 }
 
-/// What the model has to compute.
+/// Work of the model.
 struct Work<'a> {
-    products: f64,
+    matmul_params: f64,
     arch: &'a Arch,
     epochs: f64,
 }
 
 impl Work<'_> {
-    /// Operations of one token's forward, in sequences of this length: two for each parameter that is multiplied, and
+    /// Operations of one token's forward, in sequences of this length: two for each multiplied parameter, and
     /// four for each query number and key of attention (`PaLM`'s count, arXiv:2204.02311, which does not halve for
     /// causality).
     fn forward(&self, length: f64) -> f64 {
         let a = self.arch;
         let layers = a.count(Mixer::Attention);
         let attention = 4.0 * (layers * a.num_heads * a.head_dim) as f64 * length;
-        2.0 * self.products + attention
+        2.0 * self.matmul_params + attention
     }
 
     /// Operations of a whole step: one forward of sampling, one of each scoring, three of each update.
@@ -155,12 +155,12 @@ fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Re
     let lengths = sum("prompt_length/mean") + sum("response_length/mean");
     let generated = tokens * sum("response_length/mean") / lengths.max(1e-9);
     let flops: f64 = collected.steps.iter().map(|m| work.step(m)).sum();
-    let line = |name, family: &SpanTotal, own: f64| Line {
+    let line = |name, family: &SpanTotal, time: f64| Line {
         name,
         calls_per_step: family.calls as f64 / steps,
-        seconds_per_step: own / steps,
-        share: own / seconds.max(1e-9),
-        flops_per_second: (family.flops > 0.0).then(|| family.flops / own.max(1e-9)),
+        seconds_per_step: time / steps,
+        share: time / seconds.max(1e-9),
+        flops_per_second: (family.flops > 0.0).then(|| family.flops / time.max(1e-9)),
     };
     let top: Vec<SpanRecord> = collected.spans.iter().filter(|s| s.depth == 0).cloned().collect();
     let phases = trace::totals_by_name(&top);

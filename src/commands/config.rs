@@ -1,4 +1,4 @@
-//! `firebrick config`: the schema of configurations, what their keys mean, and what is wrong with a file.
+//! `firebrick config`: the schema of configurations, the meaning of their keys, and the mistakes of a file.
 
 use super::UserError;
 use crate::arguments::{CheckArgs, ConfigCommand, ExplainArgs};
@@ -8,8 +8,8 @@ use firebrick::engine::config::{Place, Problem, schema};
 use std::fmt::Write;
 use std::path::Path;
 
-/// Characters of a line that are shown before and behind the place of a mistake.
-const AROUND: usize = 60;
+/// Shown characters of a line before and after a mistake.
+const CONTEXT: usize = 60;
 
 pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
     match command {
@@ -31,18 +31,18 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let Checked { problems, left_out } = checked::check(&args.config, &args.overrides, args.offline)?;
     let name = args.config.display();
     let text = std::fs::read_to_string(&args.config).unwrap_or_default();
-    let mut said = String::new();
+    let mut report = String::new();
     for problem in &problems {
-        said.push_str(&shown(&args.config, &text, problem));
+        report.push_str(&describe(&args.config, &text, problem));
     }
     for what in &left_out {
-        let _ = writeln!(said, "not checked: {what}");
+        let _ = writeln!(report, "not checked: {what}");
     }
     if problems.is_empty() {
-        let _ = writeln!(said, "{name}: no mistakes");
-        return output::print(&output::printable(&said));
+        let _ = writeln!(report, "{name}: no mistakes");
+        return output::print(&output::printable(&report));
     }
-    output::print(&output::printable(&said))?;
+    output::print(&output::printable(&report))?;
     let count = match problems.len() {
         1 => "1 mistake".to_owned(),
         n => format!("{n} mistakes"),
@@ -51,21 +51,21 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
 }
 
 /// `file:line:column: message`, and the line.
-fn shown(file: &Path, text: &str, problem: &Problem) -> String {
-    let mut said = file.display().to_string();
+fn describe(file: &Path, text: &str, problem: &Problem) -> String {
+    let mut description = file.display().to_string();
     if let Some(Place { line, column }) = problem.place {
-        let _ = write!(said, ":{line}:{column}");
+        let _ = write!(description, ":{line}:{column}");
     }
-    let _ = writeln!(said, ": {}", problem.message);
+    let _ = writeln!(description, ": {}", problem.message);
     if let Some((place, line)) = problem.place.and_then(|place| Some((place, text.lines().nth(place.line - 1)?))) {
-        let from = (place.column - 1).saturating_sub(AROUND);
-        let part: String = line.chars().skip(from).take(2 * AROUND).collect();
+        let from = (place.column - 1).saturating_sub(CONTEXT);
+        let part: String = line.chars().skip(from).take(2 * CONTEXT).collect();
         let part: String = part.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let number = place.line.to_string();
         let (gap, before) = (" ".repeat(number.len()), " ".repeat(place.column - 1 - from));
-        let _ = writeln!(said, "  {number} | {}\n  {gap} | {before}^", part.trim_end());
+        let _ = writeln!(description, "  {number} | {}\n  {gap} | {before}^", part.trim_end());
     }
-    said
+    description
 }
 
 #[cfg(test)]
@@ -76,22 +76,22 @@ mod tests {
     fn a_mistake_is_shown_with_its_line_and_a_mark_below_it() {
         let problem = Problem { message: "wrong".into(), place: Some(Place { line: 2, column: 5 }) };
         assert_eq!(
-            shown(Path::new("run.yaml"), "a: 1\nb: {c}\n", &problem),
+            describe(Path::new("run.yaml"), "a: 1\nb: {c}\n", &problem),
             "run.yaml:2:5: wrong\n  2 | b: {c}\n    |     ^\n"
         );
         let nowhere = Problem { place: None, ..problem };
-        assert_eq!(shown(Path::new("run.yaml"), "", &nowhere), "run.yaml: wrong\n");
+        assert_eq!(describe(Path::new("run.yaml"), "", &nowhere), "run.yaml: wrong\n");
     }
 
     #[test]
     fn of_a_long_line_the_part_around_the_mistake_is_shown() {
         let line = format!("{}\u{1b}x: [{}]", " ".repeat(300), "1, ".repeat(200));
         let problem = Problem { message: "wrong".into(), place: Some(Place { line: 1, column: 302 }) };
-        let said = shown(Path::new("a"), &line, &problem);
-        let lines: Vec<&str> = said.lines().collect();
-        assert!(lines.iter().all(|line| line.len() < 140), "{said}");
+        let message = describe(Path::new("a"), &line, &problem);
+        let lines: Vec<&str> = message.lines().collect();
+        assert!(lines.iter().all(|line| line.len() < 140), "{message}");
         let mark = lines[2].find('^').unwrap();
         assert_eq!(&lines[1][mark..=mark], "x");
-        assert!(!said.contains('\u{1b}'));
+        assert!(!message.contains('\u{1b}'));
     }
 }

@@ -8,8 +8,8 @@ use firebrick::engine::data::{DataReport, Lengths, SampledPrompt, SplitReport};
 use firebrick::spec::json::{to_lines, to_text};
 use std::fmt::Write;
 
-/// Characters of the longest bar of a histogram.
-const BAR: u64 = 40;
+/// Width of the longest bar of a histogram, in characters.
+const BAR_WIDTH: u64 = 40;
 
 pub fn run(args: &DataArgs) -> anyhow::Result<()> {
     let config = config::load(&args.config, &args.overrides)?;
@@ -80,14 +80,14 @@ fn lengths(what: &str, lengths: &Lengths, of: u64) -> String {
     let most = lengths.histogram.iter().map(|bin| bin.count).max().unwrap_or(1);
     let width = lengths.max.to_string().len();
     for bin in &lengths.histogram {
-        let bar = "#".repeat((bin.count * BAR).div_ceil(most) as usize);
+        let bar = "#".repeat((bin.count * BAR_WIDTH).div_ceil(most) as usize);
         let line = format!("{:>width$}-{:<width$} {:>8} {bar}", bin.from, bin.to, bin.count);
         let _ = writeln!(text, "    {}", line.trim_end());
     }
     text
 }
 
-/// A prompt: what the template was given, what the model reads, and what is known of the answer.
+/// A prompt: the template's input, the model's input, and the answer.
 fn prompt(sample: &SampledPrompt, report: &DataReport) -> String {
     let mut text = format!("prompt {}, {} tokens\n", sample.index, sample.tokens);
     if let Some(messages) = &sample.messages {
@@ -122,10 +122,10 @@ fn prompt(sample: &SampledPrompt, report: &DataReport) -> String {
     text
 }
 
-/// Lines set off from what is said about them; an empty last one shows that the text ends with a line break.
+/// Quoted lines of a text; an empty last one shows that the text ends with a line break.
 fn quoted(text: &str) -> String {
-    text.split('\n').fold(String::new(), |mut all, line| {
-        let _ = writeln!(all, "    | {line}");
-        all
+    text.split('\n').fold(String::new(), |mut quoted, line| {
+        let _ = writeln!(quoted, "    | {line}");
+        quoted
     })
 }

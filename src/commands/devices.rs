@@ -23,7 +23,7 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
     output::print_as(args.json, &reports, || table(&reports))
 }
 
-/// A line a device, and one for a backend that has none.
+/// A line per device, and one per backend without devices.
 fn table(reports: &[BackendReport]) -> String {
     let line = |[device, name, memory, largest, dtypes, note]: [&str; 6]| {
         format!("{device:<12} {name:<36} {memory:>10} {largest:>14}  {dtypes:<18} {note}\n")
@@ -52,7 +52,7 @@ fn table(reports: &[BackendReport]) -> String {
 /// devices while the others wait, and prints.
 fn measure_all(world: &Arc<dyn Collective>, json: bool) -> anyhow::Result<()> {
     if world.rank() > 0 {
-        // once the first rank is done with devices
+        // after the first rank has measured devices
         world.agree(None)?;
         measure_links(world, &machine())?;
         return Ok(());
@@ -85,7 +85,7 @@ fn save_and_print(
     let mut folder = None;
     for (info, mut profile) in measured {
         profile.links = match info.device.backend() {
-            // what ranks on CPUs send goes this way, and what was measured before stays
+            // ranks on CPUs use these links; earlier measurements stay
             Backend::Cpu => links.or_else(|| profile::of(&info).links),
             _ => None,
         };
@@ -103,12 +103,12 @@ fn save_and_print(
         ]);
         profiles.push(profile);
     }
-    let said = table.render() + &links.map_or_else(String::new, link_lines);
+    let text = table.render() + &links.map_or_else(String::new, link_lines);
     let saved = folder.map_or_else(String::new, |folder| format!("saved in {}\n", folder.display()));
-    output::print_as(json, &profiles, || said + &saved)
+    output::print_as(json, &profiles, || text + &saved)
 }
 
-/// A line a link.
+/// A line per link.
 fn link_lines(links: MeasuredLinks) -> String {
     let line = |place: &str, link: Option<Link>| {
         link.map_or_else(String::new, |link| {

@@ -16,7 +16,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A line a check, and below it the command that fixes what it found.
+/// A line per check, and below it the command that fixes the problem.
 fn report(checks: &[Check]) -> String {
     let names = checks.iter().map(|check| check.name.chars().count());
     let width = names.max().unwrap_or(0);

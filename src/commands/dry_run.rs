@@ -1,4 +1,4 @@
-//! `firebrick train --dry-run`: everything that comes before the first step, but for the weights.
+//! `firebrick train --dry-run`: everything before the first step, except the weights.
 
 use super::UserError;
 use crate::doctor::free_disk;
@@ -11,10 +11,10 @@ pub fn run(builder: TrainerBuilder) -> anyhow::Result<()> {
     let dry = builder.dry_run()?;
     let free = free_disk(&dry.output);
     output::print(&text(&dry, free))?;
-    let mut wrong = Vec::new();
-    wrong.extend(dry.references.as_ref().and_then(unrewarded));
+    let mut problems = Vec::new();
+    problems.extend(dry.references.as_ref().and_then(unrewarded));
     if let Some(free) = free.filter(|free| *free < dry.disk_bytes) {
-        wrong.push(format!(
+        problems.push(format!(
             "the run will write about {} to {}, which has {} free; choose another `output`, or lower \
              trainer.max_ckpt_to_keep",
             Bytes(dry.disk_bytes),
@@ -22,10 +22,10 @@ pub fn run(builder: TrainerBuilder) -> anyhow::Result<()> {
             Bytes(free)
         ));
     }
-    if wrong.is_empty() {
+    if problems.is_empty() {
         return Ok(());
     }
-    Err(UserError(wrong.join("\n")).into())
+    Err(UserError(problems.join("\n")).into())
 }
 
 fn text(dry: &DryRun, free: Option<u64>) -> String {
@@ -77,7 +77,7 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
     text
 }
 
-/// What to say where the rules give the task's own answers nothing.
+/// The problem that the rules do not reward the task's own answers.
 fn unrewarded(references: &References) -> Option<String> {
     let References { graded, unrewarded, first } = references;
     (*unrewarded > 0).then(|| {

@@ -21,9 +21,9 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         };
     }
     if let Some(adapter) = &args.adapter {
-        // the base that the adapters were trained beside
+        // the base of the adapters
         let base = config.base();
-        config.model.lora = Some(LoraSettings { base, ..LoraSettings::at(adapter.clone()) });
+        config.model.lora = Some(LoraSettings { base, ..LoraSettings::from_folder(adapter.clone()) });
     }
     let result = evaluate(&config)?;
     if let Some(path) = &args.samples {
@@ -32,9 +32,9 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let text = if args.json {
         serde_json::to_string_pretty(&result)?
     } else {
-        let own = validation_reward(&result.task);
+        let metric = validation_reward(&result.task);
         let reward = result.reward.map_or_else(|| "none".to_owned(), |reward| format!("{reward:.4}"));
-        let mut text = format!("{own} {reward} over {} prompts", result.prompts);
+        let mut text = format!("{metric} {reward} over {} prompts", result.prompts);
         let unjudged = result.metrics.get(&validation_unjudged(&result.task)).filter(|count| **count > 0.0);
         if let Some(count) = unjudged {
             write!(text, " ({count} completions without a reward)")?;
@@ -42,7 +42,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         let others = result
             .metrics
             .iter()
-            .filter(|(name, _)| name.starts_with("val-core/") && !name.ends_with("@1") && **name != own);
+            .filter(|(name, _)| name.starts_with("val-core/") && !name.ends_with("@1") && **name != metric);
         for (name, value) in others {
             write!(text, "\n{name} {value:.4}")?;
         }
@@ -51,7 +51,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     output::print(&(text + "\n"))
 }
 
-/// Writes the completions, one a line.
+/// Writes the completions, one per line.
 fn write_samples(path: &Path, samples: &[EvaluatedSample]) -> anyhow::Result<()> {
     let mut text = String::new();
     for sample in samples {

@@ -11,7 +11,7 @@ use serde_json::json;
 
 pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let Loaded { checkpoint, tokenizer, decoder } = load(&args.checkpoint, args.device)?;
-    let stop_ids = EndTokens::of(&checkpoint.eos_ids(), &tokenizer).ids;
+    let stop_ids = EndTokens::new(&checkpoint.eos_ids(), &tokenizer).ids;
     check_ends(&stop_ids, checkpoint.arch())?;
     let sampling = SamplingParams {
         temperature: args.temperature,
@@ -27,7 +27,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         let tokens = if args.chat {
             tokenizer.encode_chat(&[Message::new("user", prompt.clone())], ChatOptions::prompt())?.1
         } else {
-            // what is typed may be a prompt that is rendered already
+            // the argument may be a rendered prompt
             tokenizer.encode_text(prompt, &Control::Everywhere, true)?
         };
         requests.push(GenerationRequest {

@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::path::{Component, Path};
 
 /// Longest value in the table, in characters.
-const LONGEST: usize = 60;
+const MAX_VALUE_CHARS: usize = 60;
 
 pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let mut files = Vec::new();
@@ -28,10 +28,10 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         std::fs::write(path, &config).map_err(Error::io("write", path))?;
     }
     if args.json {
-        let mut whole = serde_json::to_value(&imported)?;
-        whole["config"] = json!(config);
-        whole["gaps"] = imported.gaps().map(|row| row.key.as_str()).collect();
-        output::print(&(serde_json::to_string_pretty(&whole)? + "\n"))?;
+        let mut json = serde_json::to_value(&imported)?;
+        json["config"] = json!(config);
+        json["gaps"] = imported.gaps().map(|row| row.key.as_str()).collect();
+        output::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
     } else if args.output.is_some() {
         output::print(&table(&imported))?;
     } else {
@@ -53,7 +53,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
 )]
 pub struct Incomplete(String);
 
-/// What leads from the folder of a file to the working folder, where that is another.
+/// Path from the folder of a file to the working folder, if they differ.
 fn way_back(file: &Path) -> anyhow::Result<Option<String>> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty() && *folder != Path::new("."));
     let Some(folder) = folder else {
@@ -67,7 +67,7 @@ fn way_back(file: &Path) -> anyhow::Result<Option<String>> {
     Ok(Some(here.to_string_lossy().into_owned()))
 }
 
-/// A file, or with a line behind it, `guide.md:40`, a code block of a page.
+/// A file, or a code block of a page by its line, as in `guide.md:40`.
 fn source(path: &Path) -> anyhow::Result<SourceFile> {
     let named = path.to_string_lossy();
     let line = named.rsplit_once(':');
@@ -84,7 +84,7 @@ fn source(path: &Path) -> anyhow::Result<SourceFile> {
     })
 }
 
-/// Comments at the head of the configuration: where it comes from, and what is to be replaced.
+/// Comments at the head of the configuration: its source, and the values to replace.
 fn heading(imported: &Imported, files: &[&str]) -> String {
     let mut text = format!("# Imported from {} ({}) by `firebrick import`.\n", files.join(", "), imported.engine);
     for missing in &imported.missing {
@@ -94,13 +94,13 @@ fn heading(imported: &Imported, files: &[&str]) -> String {
         let why = reason(&gap.outcome).filter(|(kind, _)| *kind == CANNOT);
         let why = why.map_or_else(|| "unknown".to_owned(), |(_, why)| why);
         let place = gap.place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
-        let line = format!("# Missing: {}{place}: {why}.", theirs(gap)).replace(['\n', '\r'], " ");
+        let line = format!("# Missing: {}{place}: {why}.", source_cell(gap)).replace(['\n', '\r'], " ");
         text += &(line.trim_end_matches('.').to_owned() + ".\n");
     }
     text
 }
 
-/// The account: what each key became, by kind.
+/// The table of keys by their outcome.
 fn table(imported: &Imported) -> String {
     let count =
         |kind| imported.rows.iter().filter(|row| reason(&row.outcome).map(|(reason, _)| reason) == kind).count();
@@ -135,7 +135,7 @@ const NOT_NEEDED: &str = "NOT NEEDED HERE";
 const CANNOT: &str = "CANNOT BE DONE";
 const UNKNOWN: &str = "UNKNOWN";
 
-/// The kind of a key that set nothing, and the reason.
+/// The kind of a key without settings, and the reason.
 fn reason(outcome: &KeyOutcome) -> Option<(&'static str, String)> {
     match outcome {
         KeyOutcome::Mapped { .. } => None,
@@ -148,8 +148,8 @@ fn reason(outcome: &KeyOutcome) -> Option<(&'static str, String)> {
     }
 }
 
-/// A key with its value there.
-fn theirs(row: &ImportedKey) -> String {
+/// A key with its value in the source.
+fn source_cell(row: &ImportedKey) -> String {
     format!("{}={}", row.key, word(&row.value))
 }
 
@@ -158,10 +158,10 @@ fn word(value: &Value) -> String {
         Value::String(text) => text.clone(),
         value => value.to_string(),
     };
-    if text.chars().count() <= LONGEST {
+    if text.chars().count() <= MAX_VALUE_CHARS {
         return text;
     }
-    text.chars().take(LONGEST - 1).chain(['…']).collect()
+    text.chars().take(MAX_VALUE_CHARS - 1).chain(['…']).collect()
 }
 
 /// A table below an empty line; nothing without rows.
@@ -179,7 +179,7 @@ fn mapped(title: &str, rows: &[ImportedKey]) -> String {
             return Vec::new();
         };
         let line = |(at, setting): (usize, &Setting)| {
-            let (key, note) = if at == 0 { (theirs(row), note.clone()) } else { (String::new(), String::new()) };
+            let (key, note) = if at == 0 { (source_cell(row), note.clone()) } else { (String::new(), String::new()) };
             vec![key, format!("{}: {}", setting.key.trim_end_matches("[]"), word(&setting.value)), note]
         };
         settings.iter().enumerate().map(line).collect()
@@ -189,5 +189,5 @@ fn mapped(title: &str, rows: &[ImportedKey]) -> String {
 
 fn reasons(title: &str, rows: &[ImportedKey]) -> String {
     let reason = |row: &ImportedKey| reason(&row.outcome).filter(|(kind, _)| *kind == title);
-    section(2, &[title, ""], rows.iter().filter_map(|row| Some(vec![theirs(row), reason(row)?.1])))
+    section(2, &[title, ""], rows.iter().filter_map(|row| Some(vec![source_cell(row), reason(row)?.1])))
 }

@@ -1,4 +1,4 @@
-//! `firebrick memory`: what a run's memory timeline says.
+//! `firebrick memory`: a run's memory timeline.
 
 use crate::arguments::MemoryArgs;
 use crate::output;
@@ -12,11 +12,11 @@ use firebrick::engine::plan::size::Bytes;
 use firebrick::spec::memory::Account;
 use std::fmt::Write;
 
-/// Groups of live allocations that are printed; `--json` has all.
-const GROUPS: usize = 12;
+/// Most printed groups of live allocations; `--json` has all.
+const MAX_GROUPS: usize = 12;
 
-/// Functions of a call stack that are printed.
-const FRAMES: usize = 4;
+/// Most printed functions of a call stack.
+const MAX_FRAMES: usize = 4;
 
 pub fn run(args: &MemoryArgs) -> anyhow::Result<()> {
     let timeline = MemoryTimeline::load(&args.run)?;
@@ -89,7 +89,7 @@ fn heading(report: &TimelineReport) -> String {
     text
 }
 
-/// A moment in words.
+/// Description of a time.
 fn when(when: &When) -> String {
     format!("step {}, {}, {}, {:.3} s into the step", when.step, when.phase, place(when), when.seconds)
 }
@@ -130,7 +130,7 @@ fn holders(peak: &PeakReport) -> String {
     Table::new(3, &["HELD AT THE PEAK", "HOME", "MODEL", "BYTES", "SHARE"]).rows(rows).render()
 }
 
-/// Bytes by category beside the prediction and the step before.
+/// Bytes by category, with the prediction and the step before.
 fn categories(peak: &PeakReport) -> String {
     let rows = peak.categories.iter().map(|category| {
         let change = category.before_bytes.map(|before| {
@@ -167,7 +167,7 @@ fn live_table(live: &LiveAllocations) -> String {
     };
     let mut text =
         format!("at most {} traced {what} were live at the same time, {} in total\n", live.count, bytes(live.bytes));
-    let (shown, rest) = live.groups.split_at(live.groups.len().min(GROUPS));
+    let (shown, rest) = live.groups.split_at(live.groups.len().min(MAX_GROUPS));
     let rows = shown.iter().map(|group| {
         let phase = group.phase.as_deref().unwrap_or("set-up").to_owned();
         vec![phase, bytes(group.bytes), group.count.to_string(), made_by(group)]
@@ -180,16 +180,17 @@ fn live_table(live: &LiveAllocations) -> String {
     text
 }
 
-/// An account, or the functions of this program that a stack goes through, the innermost first.
+/// An account, or this program's functions of a stack, the innermost first.
 fn made_by(group: &LiveGroup) -> String {
     if let Some(account) = group.account {
         let (category, home) = (account.category.name(), account.home.name());
         return format!("{category} {home} {}", account.model.name());
     }
-    let is_own = |name: &&String| name.contains("firebrick");
-    let any_own = group.stack.iter().any(|name| is_own(&name));
-    let frames = group.stack.iter().filter(|name| !any_own || is_own(name));
-    let names: Vec<&str> = frames.take(FRAMES).map(|name| name.strip_prefix("firebrick_").unwrap_or(name)).collect();
+    let is_ours = |name: &&String| name.contains("firebrick");
+    let has_ours = group.stack.iter().any(|name| is_ours(&name));
+    let frames = group.stack.iter().filter(|name| !has_ours || is_ours(name));
+    let names: Vec<&str> =
+        frames.take(MAX_FRAMES).map(|name| name.strip_prefix("firebrick_").unwrap_or(name)).collect();
     if names.is_empty() { "unknown".to_owned() } else { names.join(" < ") }
 }
 

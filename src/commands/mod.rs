@@ -32,7 +32,7 @@ use std::path::Path;
 #[error("{0}")]
 pub struct UserError(pub String);
 
-/// Loads a configuration with its overrides, and the device of an option instead of the file's.
+/// Loads a configuration with its overrides, and an option's device instead of the file's.
 fn load_config(file: &Path, overrides: &[String], device: Option<DeviceSpec>) -> anyhow::Result<RunConfig> {
     let mut config = firebrick::engine::config::load(file, overrides)?;
     config.device = device.unwrap_or(config.device);
@@ -46,8 +46,8 @@ pub struct Loaded {
     pub decoder: Decoder,
 }
 
-/// Loads a checkpoint folder, or a model of the Hub, onto a device, its layers' matrices in few bits where a format is
-/// given, and with an adapter beside it where one is.
+/// Loads a checkpoint folder, or a model of the Hub, onto a device, quantized and with an adapter if
+/// given.
 pub fn load(args: &CheckpointArgs, device: DeviceSpec) -> anyhow::Result<Loaded> {
     let dir = model_folder(&args.model, ModelFiles::All)?;
     let checkpoint = Checkpoint::open(&dir)?.with_base(args.base);

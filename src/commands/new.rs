@@ -8,7 +8,7 @@ use crate::output;
 use firebrick::backends::DeviceSpec;
 use std::io::{BufRead, IsTerminal};
 
-/// A question, the option that answers it, and what an empty line means.
+/// A question, the option that answers it, and its default.
 struct Question<'a> {
     option: &'static str,
     text: &'a str,
@@ -27,7 +27,7 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
     if stdin.is_terminal() && std::io::stderr().is_terminal() {
         asker.input = Some(&mut lines);
     }
-    let answers = asked(args, &mut asker)?;
+    let answers = ask(args, &mut asker)?;
     answers.check().map_err(UserError)?;
     let text = write(&answers, file);
     let cannot = |e| UserError(format!("cannot write {}: {e}", file.display()));
@@ -35,8 +35,8 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder).map_err(cannot)?;
     }
     std::fs::write(file, text).map_err(cannot)?;
-    let found = checked::check(file, &[], false)?;
-    if let Some(first) = found.problems.first() {
+    let checked = checked::check(file, &[], false)?;
+    if let Some(first) = checked.problems.first() {
         anyhow::bail!("{} was written, but it cannot run with these answers: {}", file.display(), first.message);
     }
     let file = file.display();
@@ -48,17 +48,17 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
     ))
 }
 
-/// Where answers come from that were not given as options.
+/// Source of answers without options.
 #[derive(Default)]
 struct Asker<'a> {
-    /// Who answers; without a terminal nobody, and a question's default is taken.
+    /// The terminal's input; without a terminal, the defaults apply.
     input: Option<&'a mut dyn BufRead>,
-    /// The defaults that were taken so, as options.
+    /// The used defaults, as options.
     taken: Vec<String>,
 }
 
-/// The answers, asked for one after the other where they were not given.
-fn asked(args: &NewArgs, asker: &mut Asker<'_>) -> anyhow::Result<Answers> {
+/// The given answers; asks for the others one by one.
+fn ask(args: &NewArgs, asker: &mut Asker<'_>) -> anyhow::Result<Answers> {
     let model = Question {
         option: "--model",
         text: "Which model? A checkpoint folder, a name on the Hub, or `tiny` for a small one from random weights",
@@ -91,7 +91,7 @@ fn asked(args: &NewArgs, asker: &mut Asker<'_>) -> anyhow::Result<Answers> {
 }
 
 impl Question<'_> {
-    /// An answer that was given, or else one that is asked for until it can be read.
+    /// A given answer, or else the first valid one.
     fn answer<T>(
         &self,
         given: Option<&str>,
@@ -146,7 +146,7 @@ mod tests {
         let typed = "no/such/model\n\narithmetics\n\npartial\nplenty\n1GiB\ncpu\n";
         let mut typed = typed.as_bytes();
         let mut asker = Asker { input: Some(&mut typed), ..Asker::default() };
-        let answers = asked(&none("run.yaml"), &mut asker).unwrap();
+        let answers = ask(&none("run.yaml"), &mut asker).unwrap();
         assert_eq!(answers.model, Model::Tiny);
         assert_eq!(answers.data, Data::Arithmetic);
         assert_eq!(answers.reward, Reward::Generated { partial: true });
@@ -161,7 +161,7 @@ mod tests {
         args.data = Some("arithmetic".into());
         let mut typed = "correct\n".as_bytes();
         let mut asker = Asker { input: Some(&mut typed), ..Asker::default() };
-        let error = asked(&args, &mut asker).unwrap_err();
+        let error = ask(&args, &mut asker).unwrap_err();
         assert!(error.to_string().contains("--memory gives one"), "{error}");
     }
 
@@ -170,13 +170,13 @@ mod tests {
         let mut asker = Asker::default();
         let mut args = none("run.yaml");
         args.device = Some("cpu".into());
-        let answers = asked(&args, &mut asker).unwrap();
+        let answers = ask(&args, &mut asker).unwrap();
         assert_eq!((answers.model, answers.data), (Model::Tiny, Data::Arithmetic));
         assert_eq!(answers.device, DeviceSpec::CPU);
         assert_eq!(asker.taken, ["--model tiny", "--data arithmetic", "--reward correct", "--memory auto"]);
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen2-tied");
         args.model = Some(model.to_string_lossy().into_owned());
-        let error = asked(&args, &mut Asker::default()).unwrap_err().to_string();
+        let error = ask(&args, &mut Asker::default()).unwrap_err().to_string();
         assert!(error.contains("--data has no default"), "{error}");
     }
 }

@@ -17,8 +17,8 @@ use firebrick::spec::Origin;
 use std::fmt::Write;
 use units::{bytes, duration, seconds};
 
-/// Categories of a phase that are named, the largest.
-const NAMED: usize = 3;
+/// Most named categories of a phase.
+const MAX_CATEGORIES: usize = 3;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
@@ -46,20 +46,20 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     output::print_as(args.json, report, || text)
 }
 
-/// What a user needs to know, and what was asked for beside it.
+/// The plan, and the requested details.
 fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<String> {
     let (request, report) = (&planned.request, &planned.report);
     let heading = heading(request, report, spread.links) + &preset_lines(report);
     let mut parts = if spread.is_chosen() {
         let settings = format!("as settings: {}\n", report.settings.join(" "));
-        let said = [
+        let rest = [
             cluster::messages(report),
             peak(request, report),
             cluster::binds(request, report),
             cluster::others(report),
             settings,
         ];
-        vec![heading + "\n" + &phases(report, true) + "\n" + &said.concat()]
+        vec![heading + "\n" + &phases(report, true) + "\n" + &rest.concat()]
     } else {
         vec![
             heading,
@@ -89,7 +89,7 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
     }
     parts.extend(args.output.as_ref().map(|path| {
         let path = path.display();
-        match (request.is_run(), request.parallel.devices()) {
+        match (request.is_supported(), request.parallel.devices()) {
             (false, _) => {
                 format!(
                     "written to {path}; `firebrick train` cannot run it: docs/guides/multi_gpu.md lists the degrees and \
@@ -110,7 +110,7 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
 
 fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
     let w = &request.workload;
-    let millions = Sizes::of(&w.arch, w.lora.as_ref()).total() as f64 / 1e6;
+    let millions = Sizes::new(&w.arch, w.lora.as_ref()).total() as f64 / 1e6;
     let origin = match report.profile {
         Origin::Measured => "measured",
         Origin::DataSheet => "from its data sheet",
@@ -144,7 +144,7 @@ fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
     };
     let sampled = if w.samples() { format!("; {} sampled at a time", b.max_num_seqs) } else { String::new() };
     let critic = w.critic_arch().map_or_else(String::new, |arch| {
-        let millions = Sizes::of(arch, None).total() as f64 / 1e6;
+        let millions = Sizes::new(arch, None).total() as f64 / 1e6;
         format!(
             "critic  {millions:.1} million parameters, {} layers, hidden size {}\n",
             arch.num_layers, arch.hidden_size
@@ -166,7 +166,7 @@ fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
     )
 }
 
-/// The degrees, their machines, and whether the trainer runs them.
+/// The degrees, their machines, and whether the trainer supports them.
 fn spread_lines(request: &Request, links: Links) -> String {
     let parallel = &request.parallel;
     let machines =
@@ -178,7 +178,7 @@ fn spread_lines(request: &Request, links: Links) -> String {
     )
 }
 
-/// What the preset set, and what of it this device or this run cannot have.
+/// The preset's settings, and those that this device or run does not support.
 fn preset_lines(report: &PlanReport) -> String {
     let Some(preset) = &report.preset else {
         return String::new();
@@ -191,7 +191,7 @@ fn preset_lines(report: &PlanReport) -> String {
     text
 }
 
-/// One line a phase: its bytes, its time, what one device sends in it if it is one of several, and what holds most.
+/// A line per phase: its bytes, its time, the messages of one device if there are several, and the largest categories.
 fn phases(report: &PlanReport, sends: bool) -> String {
     let has_host = sends || report.host_peak_bytes > 0;
     let header = ["PHASE", "BYTES"].into_iter().chain(has_host.then_some("HOST")).chain(["TIME"]);
@@ -200,14 +200,14 @@ fn phases(report: &PlanReport, sends: bool) -> String {
     let mut table = Table::new(1, &header).ends_with_text();
     let peak = report.peak_phase().map(|p| p.name);
     for phase in &report.phases {
-        // what no step takes part in and is not the peak is for --phases
-        if !phase.name.is_of_a_step() && peak != Some(phase.name) {
+        // phases outside of steps that are not the peak are for --phases
+        if !phase.name.is_in_step() && peak != Some(phase.name) {
             continue;
         }
         let mark = if peak == Some(phase.name) { " *" } else { "" };
         let mut held: Vec<_> = phase.categories.iter().filter(|(_, b)| sends || **b > 0).collect();
         held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
-        let most = held.iter().take(if sends { 2 } else { NAMED });
+        let most = held.iter().take(if sends { 2 } else { MAX_CATEGORIES });
         let most: Vec<String> = most.map(|(category, b)| format!("{} {}", category.name(), bytes(**b))).collect();
         let mut cells = vec![format!("{}{mark}", phase.name), bytes(phase.total_bytes)];
         cells.extend(has_host.then(|| bytes(phase.host_bytes)));
@@ -248,7 +248,7 @@ fn peak(request: &Request, report: &PlanReport) -> String {
     )
 }
 
-/// What the plan turned on, a line each, and the settings that say the same. What saves nothing by itself is one line.
+/// The enabled techniques, a line each, with their settings. Those that save nothing by themselves share a line.
 fn turned_on(request: &Request, report: &PlanReport) -> String {
     if report.decisions.is_empty() {
         return "Nothing is recomputed, offloaded or chunked: everything fits as configured.\n".into();
@@ -262,13 +262,13 @@ fn turned_on(request: &Request, report: &PlanReport) -> String {
         let share = seconds / (step - seconds).max(1e-12) * 100.0;
         format!("{share:+.0} %")
     };
-    let (saving, others): (Vec<_>, Vec<_>) = report.decisions.iter().partition(|own| own.saves_bytes > 0);
+    let (saving, others): (Vec<_>, Vec<_>) = report.decisions.iter().partition(|decision| decision.saves_bytes > 0);
     let saving = saving
         .into_iter()
         .map(|d| vec![d.what.clone(), bytes(d.saves_bytes), d.phase.to_string(), cost(d.costs_seconds)]);
     let others = (!others.is_empty()).then(|| {
         let what = format!("{} more that save nothing here by themselves (--techniques)", others.len());
-        vec![what, String::new(), String::new(), cost(others.iter().map(|own| own.costs_seconds).sum())]
+        vec![what, String::new(), String::new(), cost(others.iter().map(|decision| decision.costs_seconds).sum())]
     });
     let table = Table::new(1, &[title, "SAVES", "IN", "COST PER STEP"]).rows(saving.chain(others));
     format!("{}as settings: {}\n", table.render(), report.settings.join(" "))

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The file's name where none is given.
+/// Default name of the file.
 const FILE: &str = "report.html";
 
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
@@ -36,20 +36,20 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file whole: aside, synced, renamed.
+/// Writes a file atomically: to a temporary file, synced, renamed.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.tmp", std::process::id()));
     let aside = PathBuf::from(aside);
     let written = write_synced(&aside, bytes).and_then(|()| fs::rename(&aside, path));
     written.map_err(|error| {
-        // what was begun takes no room; the first error is the one to report
+        // remove the temporary file; report the first error
         let _ = fs::remove_file(&aside);
         Error::io("write", path)(error)
     })
 }
 
-/// Opens the report with the system's own opener. The report is written whether or not there is one.
+/// Opens the report with the system's own opener. The report exists even if there is none.
 fn open(path: &Path) {
     let (program, arguments): (&str, &[&str]) = match std::env::consts::OS {
         "macos" => ("open", &[]),

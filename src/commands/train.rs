@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub fn run(args: &RunArgs, mode: Mode) -> anyhow::Result<()> {
     let mut config = load_config(&args.config, &args.overrides, args.device)?;
-    let launch = Launch::of_process().filter(|launch| launch.size > 1);
+    let launch = Launch::from_environment().filter(|launch| launch.size > 1);
     if let Some(launch) = launch {
         config.device = config.device.for_local_rank(launch.local_rank);
     }
@@ -21,7 +21,7 @@ pub fn run(args: &RunArgs, mode: Mode) -> anyhow::Result<()> {
         config.memory.plan = Some(absolute.unwrap_or_else(|_| plan.clone()));
     }
     if args.dry_run {
-        // of ranks that were started together one says it
+        // only one rank prints
         if launch.is_some_and(|launch| launch.rank > 0) {
             return Ok(());
         }
@@ -31,10 +31,10 @@ pub fn run(args: &RunArgs, mode: Mode) -> anyhow::Result<()> {
     let world = world.map_err(|error| firebrick::Error::Ranks(error.to_string()))?;
     let rank = world.rank();
     let show = if rank > 0 {
-        log::of_rank(rank);
+        log::set_rank(rank);
         Show::Nothing
     } else if config.trainer.logger.has(Logger::Console) {
-        Show::of(args)
+        Show::new(args)
     } else {
         Show::Warnings
     };
@@ -47,7 +47,7 @@ pub fn run(args: &RunArgs, mode: Mode) -> anyhow::Result<()> {
         .observer(console)
         .world(Arc::clone(&world))
         .run()
-        .map_err(|error| of_rank(&world, error))?;
+        .map_err(|error| with_rank(&world, error))?;
     if rank == 0 && show != Show::Warnings && args.profile > 0 && trace.exists() {
         output::message(&format!("profile: open {} at https://ui.perfetto.dev", trace.display()));
     }
@@ -62,8 +62,8 @@ fn start(args: &RunArgs) -> Start {
     }
 }
 
-/// An error of a run; of several ranks with the rank that has it.
-fn of_rank(world: &Arc<dyn Collective>, error: firebrick::Error) -> anyhow::Error {
+/// An error of a run, with its rank if there are several.
+fn with_rank(world: &Arc<dyn Collective>, error: firebrick::Error) -> anyhow::Error {
     let error = anyhow::Error::new(error);
     if world.size() == 1 {
         return error;

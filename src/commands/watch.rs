@@ -6,33 +6,33 @@ use crate::output;
 use firebrick::report::Follower;
 use std::time::{Duration, Instant};
 
-/// Time between two looks into the run folder.
-const LOOK: Duration = Duration::from_millis(500);
+/// Interval of polling the run folder.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 pub fn run(args: &WatchArgs) -> anyhow::Result<()> {
     let mut follower = Follower::open(&args.run)?;
     let mut state = LiveState::new(true);
     if !args.once && args.size.is_none() && can_show() {
-        return show(state, followed(follower), Theme::of_environment());
+        return show(state, followed(follower), Theme::from_environment());
     }
-    for news in follower.poll()? {
-        state.apply(news);
+    for update in follower.poll()? {
+        state.apply(update);
     }
     state.silent = follower.silent_for();
     let (columns, rows) = args.size.unwrap_or_default().0;
     output::print(&picture(&state, columns, rows)?)
 }
 
-/// What a folder says from time to time.
+/// Updates of a folder at intervals.
 fn followed(mut follower: Follower) -> UpdateSource {
-    let mut looked: Option<Instant> = None;
+    let mut polled: Option<Instant> = None;
     Box::new(move |state| {
-        if looked.is_some_and(|at| at.elapsed() < LOOK) {
+        if polled.is_some_and(|at| at.elapsed() < POLL_INTERVAL) {
             return Ok(Some(Vec::new()));
         }
-        looked = Some(Instant::now());
-        let news = follower.poll()?;
+        polled = Some(Instant::now());
+        let updates = follower.poll()?;
         state.silent = follower.silent_for();
-        Ok(Some(news))
+        Ok(Some(updates))
     })
 }

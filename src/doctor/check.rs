@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// It works.
     Ok,
-    /// Not there; training works without it.
+    /// It is missing; training works without it.
     Missing,
     /// It will slow a run down or stop it.
     Warning,
@@ -27,7 +27,7 @@ impl Status {
     }
 }
 
-/// What was looked at, what was found, and what mends it.
+/// A check with its finding and its fix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: String,
@@ -58,7 +58,7 @@ impl Check {
         Self::new(name, Status::Failed, found)
     }
 
-    /// The same with the command that mends it.
+    /// Sets the command that fixes the problem.
     pub fn mended_by(mut self, command: impl Into<String>) -> Self {
         self.fix = Some(command.into());
         self

@@ -6,12 +6,12 @@ use firebrick::backends::device::{BackendReport, DeviceInfo};
 use firebrick::engine::plan::size::Bytes;
 use firebrick::spec::Backend;
 
-/// A line a device, one for each backend that has none, and the device that `auto` takes.
+/// A check per device, one per backend without devices, and the device of `auto`.
 pub fn checks(reports: &[BackendReport]) -> Vec<Check> {
     let mut checks = Vec::new();
     for report in reports {
         checks.extend(report.devices.iter().map(device));
-        // Metal is nowhere else
+        // Metal exists only on macOS
         let possible = report.backend != Backend::Metal || cfg!(target_os = "macos");
         if let Some(note) = report.note.as_ref().filter(|_| possible) {
             let name = report.backend.name();
@@ -34,11 +34,11 @@ fn device(info: &DeviceInfo) -> Check {
         ""
     };
     let dtypes = info.dtypes.join(" ");
-    let found = format!("{}{memory}, {dtypes}{software}", info.name);
-    Check::ok(info.device.to_string(), found)
+    let finding = format!("{}{memory}, {dtypes}{software}", info.name);
+    Check::ok(info.device.to_string(), finding)
 }
 
-/// Backends are probed in the order in which `auto` prefers them.
+/// The device of `auto`; backends are probed in its order.
 fn auto(reports: &[BackendReport]) -> Check {
     let mut devices = reports.iter().flat_map(|report| &report.devices);
     let best = devices.clone().find(|device| !device.software);

@@ -1,4 +1,4 @@
-//! Where the doctor looks: files of the system, environment variables, programs and libraries. Tests look elsewhere.
+//! The inspected machine: system files, environment variables, programs and libraries. Tests use another folder.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where the dynamic loader looks for libraries besides `LD_LIBRARY_PATH`, on the usual distributions.
+/// Default library folders of the usual distributions, besides `LD_LIBRARY_PATH`.
 const LIBRARIES: [&str; 10] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -20,31 +20,31 @@ const LIBRARIES: [&str; 10] = [
     "/usr/local/nvidia/lib64",
 ];
 
-/// Longest time that a program may take to say its version.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time for a program to print its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Packages that have the same thing, by package manager.
+/// Packages of a program, by package manager.
 pub struct Packages {
     pub apt: &'static str,
     pub dnf: &'static str,
     pub pacman: &'static str,
-    /// None where a Mac has no use for it.
+    /// `None` if a Mac does not need it.
     pub brew: Option<&'static str>,
 }
 
-/// A machine to be looked at.
+/// An inspected machine.
 pub struct Machine {
     root: PathBuf,
     variables: BTreeMap<OsString, OsString>,
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     pub fn this() -> Self {
         Self { root: PathBuf::from("/"), variables: std::env::vars_os().collect() }
     }
 
-    /// One whose system files are below a folder, with these environment variables.
+    /// A machine with its system files below a folder, and these environment variables.
     #[cfg(test)]
     pub fn below(root: &Path, variables: &[(&str, &Path)]) -> Self {
         let variables = variables.iter();
@@ -54,18 +54,18 @@ impl Machine {
         }
     }
 
-    /// Where a file of the system is, given its usual path.
+    /// Path of a system file, given its usual path.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The text of a file of the system; none where it cannot be read.
+    /// The text of a file of the system; `None` if it cannot be read.
     pub fn read(&self, path: &str) -> Option<String> {
         std::fs::read_to_string(self.path(path)).ok()
     }
 
-    /// The entries of a folder of the system; none where it is not there.
+    /// The entries of a folder of the system; none if it does not exist.
     pub fn entries(&self, folder: &str) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.path(folder));
         let entries = entries.into_iter().flatten().flatten();
@@ -91,17 +91,17 @@ impl Machine {
         named.into_iter().find(|program| program.is_file())
     }
 
-    /// The first line that a program prints when asked for its version; none where it fails, or does not answer.
+    /// The first line of a program's `--version`; `None` if it fails, or does not answer.
     pub fn version(&self, program: &Path) -> Option<String> {
         let mut command = Command::new(program);
         command.arg("--version").env_clear().envs(&self.variables);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         let started = Instant::now();
-        // what it prints is shorter than a pipe, so that it ends without being read
+        // the output fits the pipe, so that the program ends without a reader
         while child.try_wait().ok()?.is_none() {
-            if started.elapsed() > PATIENCE {
-                // its end is not waited for in vain
+            if started.elapsed() > VERSION_TIMEOUT {
+                // a killed program ends
                 let _ = child.kill();
                 let _ = child.wait();
                 return None;
@@ -114,7 +114,7 @@ impl Machine {
         output.status.success().then_some(line)
     }
 
-    /// Where a library is, whose file name begins so: `libcuda.so.1`.
+    /// Path of a library by its file name, such as `libcuda.so.1`.
     pub fn library(&self, name: &str) -> Option<PathBuf> {
         let named = self.variable("LD_LIBRARY_PATH");
         let named = named.map(|paths| std::env::split_paths(paths).collect::<Vec<_>>());

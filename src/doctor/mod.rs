@@ -1,4 +1,4 @@
-//! What `firebrick doctor` looks at: each check says what was found, and the command that mends what is missing.
+//! Checks of `firebrick doctor`, each with its finding and the command that fixes it.
 
 mod check;
 mod devices;

@@ -11,8 +11,8 @@ const TOOLKIT: Packages = Packages { apt: "nvidia-cuda-toolkit", dnf: "cuda-tool
 
 const NCCL: Packages = Packages { apt: "libnccl2", dnf: "libnccl", pacman: "nccl", brew: None };
 
-/// Whether a display controller of NVIDIA's is on the PCI bus.
-pub fn has_card(machine: &Machine) -> bool {
+/// Returns true if an NVIDIA GPU is on the PCI bus.
+pub fn has_gpu(machine: &Machine) -> bool {
     machine.entries("/sys/bus/pci/devices").iter().any(|device| {
         let starts = |file: &str, with: &str| {
             let text = std::fs::read_to_string(device.join(file));
@@ -22,7 +22,7 @@ pub fn has_card(machine: &Machine) -> bool {
     })
 }
 
-/// The driver: its kernel module says its version; in WSL and in containers its library is there without one.
+/// The driver; the kernel module has its version. WSL and containers have only its library.
 pub fn driver(machine: &Machine) -> Check {
     const NAME: &str = "NVIDIA driver";
     let module = machine.read("/proc/driver/nvidia/version");
@@ -42,24 +42,24 @@ pub fn driver(machine: &Machine) -> Check {
              libraries (NVIDIA Container Toolkit)",
         )
         .mended_by("docker run --gpus all IMAGE"),
-        (None, None) if has_card(machine) => {
+        (None, None) if has_gpu(machine) => {
             Check::warning(NAME, "there is an NVIDIA GPU, but no driver for it").mended_by(machine.install(&DRIVER))
         }
         (None, None) => Check::ok(NAME, "not needed: there is no NVIDIA GPU"),
     }
 }
 
-/// The toolkit, which the kernels for CUDA are compiled with.
+/// The toolkit, which compiles the CUDA kernels.
 pub fn toolkit(machine: &Machine) -> Check {
     const NAME: &str = "CUDA toolkit";
     let exists = |path: &std::path::Path| machine.path(path).exists();
-    let found = inspect(machine.folder("CUDA_PATH"), exists, |folder| {
+    let toolkit = inspect(machine.folder("CUDA_PATH"), exists, |folder| {
         let beside = ["lib64", "lib", "targets/x86_64-linux/lib"];
         let beside = beside.iter().map(|lib| folder.join(lib).join("libnvrtc.so"));
         machine.library("libnvrtc.so").is_some() || beside.into_iter().any(|library| machine.path(library).exists())
     });
-    let wanted = has_card(machine) || machine.library("libcuda.so.1").is_some();
-    match (found.missing, found.folder) {
+    let wanted = has_gpu(machine) || machine.library("libcuda.so.1").is_some();
+    match (toolkit.missing, toolkit.folder) {
         (None, Some(folder)) => Check::ok(NAME, folder.display().to_string()),
         (missing, _) if wanted => {
             let missing = missing.unwrap_or_else(|| "not found".into());
@@ -69,7 +69,7 @@ pub fn toolkit(machine: &Machine) -> Check {
     }
 }
 
-/// NCCL, over which the GPUs of several ranks exchange values. `opened` is what this program makes of it, where it is
+/// NCCL, over which the GPUs of several ranks exchange values. `opened` is the result of loading it, if the program is
 /// built with CUDA.
 pub fn nccl(machine: &Machine, opened: Option<Result<NcclInstallation, String>>) -> Check {
     const NAME: &str = "NCCL";
@@ -77,15 +77,15 @@ pub fn nccl(machine: &Machine, opened: Option<Result<NcclInstallation, String>>)
     match (opened, file) {
         (Some(Ok(NcclInstallation { path, version })), file) => {
             let file = path.or(file).map(|file| format!(" ({})", file.display()));
-            let found = format!("version {version}{}", file.unwrap_or_default());
-            Check::ok(NAME, found)
+            let finding = format!("version {version}{}", file.unwrap_or_default());
+            Check::ok(NAME, finding)
         }
         (Some(Err(why)), Some(_)) => Check::warning(NAME, why).mended_by(machine.install(&NCCL)),
         (None, Some(file)) => {
-            let found = format!("{}; this build has no CUDA, and does not use it", file.display());
-            Check::ok(NAME, found)
+            let finding = format!("{}; this build has no CUDA, and does not use it", file.display());
+            Check::ok(NAME, finding)
         }
-        (_, None) if has_card(machine) => Check::missing(
+        (_, None) if has_gpu(machine) => Check::missing(
             NAME,
             "no libnccl.so.2; not needed for one GPU; several GPUs exchange values through host memory without it",
         )

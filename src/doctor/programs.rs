@@ -3,30 +3,30 @@
 use super::check::Check;
 use super::machine::{Machine, Packages};
 
-/// The oldest Python that is still known to work, by its minor version.
-const OLDEST_PYTHON: u32 = 9;
+/// The oldest supported Python, by its minor version.
+const MIN_PYTHON: u32 = 9;
 
 const PYTHON: Packages = Packages { apt: "python3", dnf: "python3", pacman: "python", brew: Some("python") };
 
 const MPI: Packages = Packages { apt: "openmpi-bin", dnf: "openmpi", pacman: "openmpi", brew: Some("open-mpi") };
 
-/// `python3`, which rewards in Python run in; nothing else needs it.
+/// `python3`, for rewards in Python; nothing else needs it.
 pub fn python(machine: &Machine) -> Check {
     const NAME: &str = "Python";
     let Some(program) = machine.program(&["python3"]) else {
         return Check::missing(NAME, "no python3 in PATH; only rewards written in Python need it")
             .mended_by(machine.install(&PYTHON));
     };
-    let found = |version: &str| format!("{version} ({})", program.display());
+    let finding = |version: &str| format!("{version} ({})", program.display());
     let Some(version) = machine.version(&program) else {
-        return Check::warning(NAME, found("it does not report its version")).mended_by(machine.install(&PYTHON));
+        return Check::warning(NAME, finding("it does not report its version")).mended_by(machine.install(&PYTHON));
     };
     let minor = version.strip_prefix("Python 3.");
     let minor = minor.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-    if minor.is_some_and(|minor| minor >= OLDEST_PYTHON) {
-        return Check::ok(NAME, found(&version));
+    if minor.is_some_and(|minor| minor >= MIN_PYTHON) {
+        return Check::ok(NAME, finding(&version));
     }
-    Check::warning(NAME, found(&format!("{version}: older than 3.{OLDEST_PYTHON}"))).mended_by(machine.install(&PYTHON))
+    Check::warning(NAME, finding(&format!("{version}: older than 3.{MIN_PYTHON}"))).mended_by(machine.install(&PYTHON))
 }
 
 /// The command that builds this program again with one feature more.
@@ -58,7 +58,7 @@ pub(super) fn install_with(mut features: Vec<&str>) -> String {
     command
 }
 
-/// MPI's launcher, and whether this program is built to be started by it. One rank needs neither.
+/// MPI's launcher, and whether this program is built with MPI. One rank needs neither.
 pub fn mpi(machine: &Machine) -> Check {
     const NAME: &str = "MPI";
     let Some(program) = machine.program(&["mpirun", "mpiexec"]) else {
@@ -66,16 +66,16 @@ pub fn mpi(machine: &Machine) -> Check {
             .mended_by(machine.install(&MPI));
     };
     let Some(version) = machine.version(&program) else {
-        let found = format!("{} does not report its version", program.display());
-        return Check::warning(NAME, found).mended_by(machine.install(&MPI));
+        let finding = format!("{} does not report its version", program.display());
+        return Check::warning(NAME, finding).mended_by(machine.install(&MPI));
     };
-    let found = format!("{version} ({})", program.display());
+    let finding = format!("{version} ({})", program.display());
     if cfg!(feature = "mpi") {
-        return Check::ok(NAME, found);
+        return Check::ok(NAME, finding);
     }
     Check::missing(
         NAME,
-        format!("{found} is installed, but this program is built for one rank; not needed for one device"),
+        format!("{finding} is installed, but this program is built for one rank; not needed for one device"),
     )
     .mended_by(install("mpi"))
 }

@@ -1,11 +1,11 @@
-//! Folders that runs write to: their space, and whether they can be written to.
+//! Folders that runs write to: their space and permissions.
 
 use super::check::Check;
 use super::machine::Machine;
 use firebrick::engine::plan::size::Bytes;
 use std::path::{Path, PathBuf};
 
-/// Free space below which a run cannot even write its first checkpoint of a small model.
+/// Free space below which a run cannot write a checkpoint of a small model.
 const NO_SPACE: u64 = 64 << 20;
 
 /// Free space below which checkpoints of common models do not fit.
@@ -18,15 +18,15 @@ fn existing(path: &Path) -> PathBuf {
     above.find(|folder| folder.exists()).unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Free bytes for this user where a folder is or will be; none where the system does not say.
+/// Free bytes for this user at the place of a folder; `None` if the system does not report them.
 pub fn free_disk(folder: &Path) -> Option<u64> {
     free_bytes(&existing(folder))
 }
 
 #[cfg(unix)]
 fn free_bytes(folder: &Path) -> Option<u64> {
-    let found = rustix::fs::statvfs(folder).ok()?;
-    Some(found.f_bavail.saturating_mul(found.f_frsize))
+    let stats = rustix::fs::statvfs(folder).ok()?;
+    Some(stats.f_bavail.saturating_mul(stats.f_frsize))
 }
 
 #[cfg(not(unix))]
@@ -34,8 +34,8 @@ fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 
-/// Why a folder cannot be written to: tried with a file that is removed again.
-fn refusal(folder: &Path) -> Option<std::io::Error> {
+/// The error of writing to a folder, tried with a temporary file.
+fn write_error(folder: &Path) -> Option<std::io::Error> {
     let file = folder.join(format!(".firebrick-doctor-{}", std::process::id()));
     let mut options = std::fs::OpenOptions::new();
     let tried = options.write(true).create_new(true).open(&file);
@@ -45,7 +45,7 @@ fn refusal(folder: &Path) -> Option<std::io::Error> {
     }
 }
 
-/// The folder of runs. Where nothing can be written there, nothing can train.
+/// The folder of runs. Nothing can train without write access.
 pub fn run_folder(output: &Path) -> Check {
     run_folder_with(output, free_disk(output))
 }
@@ -54,20 +54,20 @@ pub fn run_folder_with(output: &Path, free: Option<u64>) -> Check {
     const NAME: &str = "run folder";
     const MEND: &str = "firebrick train CONFIG output=/path/with/space/run";
     let folder = existing(output);
-    if let Some(error) = refusal(&folder) {
-        let found = format!("{} cannot be written to: {error}", folder.display());
-        return Check::failed(NAME, found).mended_by(MEND);
+    if let Some(error) = write_error(&folder) {
+        let finding = format!("{} cannot be written to: {error}", folder.display());
+        return Check::failed(NAME, finding).mended_by(MEND);
     }
     let Some(free) = free else {
         return Check::ok(NAME, folder.display().to_string());
     };
-    let found = format!("{} free in {}", Bytes(free), folder.display());
+    let finding = format!("{} free in {}", Bytes(free), folder.display());
     match free {
-        ..NO_SPACE => Check::failed(NAME, found).mended_by(MEND),
+        ..NO_SPACE => Check::failed(NAME, finding).mended_by(MEND),
         NO_SPACE..LITTLE_SPACE => {
-            Check::warning(NAME, format!("{found}: checkpoints of common models take more")).mended_by(MEND)
+            Check::warning(NAME, format!("{finding}: checkpoints of common models take more")).mended_by(MEND)
         }
-        _ => Check::ok(NAME, found),
+        _ => Check::ok(NAME, finding),
     }
 }
 
@@ -83,13 +83,13 @@ pub fn cache(machine: &Machine) -> Check {
     };
     let folder = existing(&cache);
     let free = free_bytes(&folder);
-    let found =
+    let finding =
         free.map_or_else(|| cache.display().to_string(), |free| format!("{} free in {}", Bytes(free), cache.display()));
     let little = free.is_some_and(|free| free < LITTLE_SPACE);
-    match refusal(&folder) {
+    match write_error(&folder) {
         Some(error) => Check::warning(NAME, format!("{} cannot be written to: {error}", cache.display()))
             .mended_by("export HF_HOME=/path/with/space XDG_CACHE_HOME=/path/with/space"),
-        None if little => Check::warning(NAME, found).mended_by("export HF_HOME=/path/with/space"),
-        None => Check::ok(NAME, found),
+        None if little => Check::warning(NAME, finding).mended_by("export HF_HOME=/path/with/space"),
+        None => Check::ok(NAME, finding),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use super::machine::Machine;
-use super::nvidia::has_card;
+use super::nvidia::has_gpu;
 use firebrick::engine::plan::size::Bytes;
 
 /// Open files below which a run with many weight files may fail.
@@ -11,7 +11,7 @@ const FEW_FILES: u64 = 1024;
 /// Available memory below which little can be trained on the host.
 const LITTLE_MEMORY: u64 = 2 << 30;
 
-/// A soft limit of this process, as `/proc/self/limits` calls it, the largest number for none; `None` where the system
+/// A soft limit of this process, by its name in `/proc/self/limits`; `u64::MAX` for unlimited; `None` if the system
 /// does not report it.
 fn limit(machine: &Machine, name: &str) -> Option<u64> {
     let text = machine.read("/proc/self/limits")?;
@@ -40,7 +40,7 @@ pub fn locked_memory(machine: &Machine) -> Check {
     match limit(machine, "Max locked memory") {
         None => unknown(NAME),
         Some(u64::MAX) => Check::ok(NAME, "unlimited"),
-        Some(most) if has_card(machine) => {
+        Some(most) if has_gpu(machine) => {
             Check::warning(NAME, format!("at most {}: pinned host memory and fast networks may want more", Bytes(most)))
                 .mended_by("ulimit -l unlimited")
         }
@@ -59,7 +59,7 @@ fn meminfo(text: &str, entry: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Host memory: what the system has available, and what its control group leaves of it.
+/// Host memory available in the system and its control group.
 pub fn memory(machine: &Machine) -> Check {
     const NAME: &str = "memory";
     let text = machine.read("/proc/meminfo").unwrap_or_default();
@@ -73,9 +73,9 @@ pub fn memory(machine: &Machine) -> Check {
     });
     let free = group.map_or(available, |(_, left)| left.min(available));
     let group = group.map_or_else(String::new, |(most, _)| format!(", {} for this control group", Bytes(most)));
-    let found = format!("{} available of {}{group}", Bytes(free), Bytes(total));
+    let finding = format!("{} available of {}{group}", Bytes(free), Bytes(total));
     if free < LITTLE_MEMORY {
-        return Check::warning(NAME, found).mended_by(format!("firebrick plan CONFIG --budget {free}"));
+        return Check::warning(NAME, finding).mended_by(format!("firebrick plan CONFIG --budget {free}"));
     }
-    Check::ok(NAME, found)
+    Check::ok(NAME, finding)
 }

@@ -82,11 +82,11 @@ fn devices_are_listed_and_a_backend_that_is_not_built_names_its_command() {
     };
     let empty =
         BackendReport { backend: Backend::Wgpu, built: true, note: Some("no device".into()), ..without.clone() };
-    let found = devices::checks(&[without.clone(), empty, cpu(false)]);
-    is(&found[0], Status::Missing, "not in this build", Some("vulkan"));
-    is(&found[1], Status::Missing, "no device", None);
-    is(&found[2], Status::Ok, "a processor, 1.00 GiB, f32", None);
-    is(&found[3], Status::Ok, "takes cpu", None);
+    let findings = devices::checks(&[without.clone(), empty, cpu(false)]);
+    is(&findings[0], Status::Missing, "not in this build", Some("vulkan"));
+    is(&findings[1], Status::Missing, "no device", None);
+    is(&findings[2], Status::Ok, "a processor, 1.00 GiB, f32", None);
+    is(&findings[3], Status::Ok, "takes cpu", None);
     let software = devices::checks(&[cpu(true)]);
     is(&software[1], Status::Warning, "name cpu explicitly", Some("--device cpu"));
     let nothing = devices::checks(&[without]);
@@ -150,9 +150,9 @@ fn nccl_is_missing_where_there_is_a_card_and_says_its_version_and_file() {
     is(&nccl(Some(Err("NCCL 2.10.3 is too old".into()))), Status::Warning, "2.10.3 is too old", Some("libnccl2"));
     let opened = |path: Option<&str>| NcclInstallation { path: path.map(Into::into), version: "2.21.5".into() };
     for path in [Some("/usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5"), None] {
-        let found = nccl(Some(Ok(opened(path))));
-        is(&found, Status::Ok, "version 2.21.5 (", None);
-        assert!(found.found.contains("x86_64-linux-gnu/libnccl.so.2"), "{found:?}");
+        let finding = nccl(Some(Ok(opened(path))));
+        is(&finding, Status::Ok, "version 2.21.5 (", None);
+        assert!(finding.found.contains("x86_64-linux-gnu/libnccl.so.2"), "{finding:?}");
     }
 }
 
@@ -233,9 +233,9 @@ fn a_cache_needs_a_folder_that_can_be_written_to() {
     let cache = |variables: &[(&str, &Path)]| storage::cache(&Machine::below(temp.path(), variables));
     is(&cache(&[]), Status::Warning, "HOME", Some("export"));
     is(&cache(&[("HOME", &file)]), Status::Warning, "cannot be written to", Some("export HF_HOME"));
-    let found = cache(&[("HF_HOME", temp.path())]);
-    assert!(matches!(found.status, Status::Ok | Status::Warning), "{found:?}");
-    assert!(found.found.contains(temp.path().to_str().unwrap()), "{found:?}");
+    let finding = cache(&[("HF_HOME", temp.path())]);
+    assert!(matches!(finding.status, Status::Ok | Status::Warning), "{finding:?}");
+    assert!(finding.found.contains(temp.path().to_str().unwrap()), "{finding:?}");
 }
 
 #[cfg(unix)]
@@ -260,8 +260,8 @@ fn programs_are_looked_for_in_path_and_asked_for_their_version() {
     if cfg!(feature = "mpi") {
         is(&mpi(), Status::Ok, "Open MPI", None);
     } else {
-        let (said, fix) = ("built for one rank", Some("--locked"));
-        is(&mpi(), Status::Missing, said, fix);
+        let (detail, fix) = ("built for one rank", Some("--locked"));
+        is(&mpi(), Status::Missing, detail, fix);
         assert!(mpi().fix.is_some_and(|command| command.ends_with("mpi")));
     }
 }

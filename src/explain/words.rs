@@ -1,9 +1,9 @@
-//! Units of keys, and verl's and TRL's words for them. What a key is, takes and defaults to stands in the schema.
+//! Units of keys, and their names in verl and TRL. The schema has their descriptions, types and defaults.
 
-/// What a schema does not say of a key. Empty where there is nothing to say.
+/// Facts on a key that the schema lacks; empty if unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Words {
-    /// What its number counts.
+    /// Unit of its number.
     pub unit: &'static str,
     /// verl's key, as a path of its configuration.
     pub verl: &'static str,
@@ -11,7 +11,7 @@ pub struct Words {
     pub trl: &'static str,
 }
 
-/// Key, unit, verl's word and TRL's, separated by tabs. A key of a critic's or a supervised optimizer is found by its
+/// Key, unit, verl's word and TRL's, separated by tabs. Keys of other optimizers are found by their
 /// end, `optim.lr`.
 const WORDS: &str = include_str!("words.tsv");
 
@@ -25,29 +25,29 @@ fn rows() -> impl Iterator<Item = (&'static str, Words)> {
     })
 }
 
-/// What is known of a key by its path. Sections that stand in several places have the words of one of them.
+/// Facts on a key by its path. Sections in several places have the facts of one of them.
 pub fn words(path: &str) -> Words {
     let ends = |key: &str| {
         let before = path.strip_suffix(key);
         before.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
-    let policys = path.replacen("memory.critic.", "memory.", 1);
-    let exact = rows().find(|(key, _)| *key == policys);
+    let policy = path.replacen("memory.critic.", "memory.", 1);
+    let exact = rows().find(|(key, _)| *key == policy);
     let Some((key, words)) = exact.or_else(|| rows().find(|(key, _)| ends(key))) else {
         return Words::default();
     };
-    // the same key of another model has another path in verl
+    // another model's key has another path in verl
     let verl = if key == path { words.verl } else { "" };
     Words { verl, ..words }
 }
 
-/// All words of verl and TRL, as the table has them.
+/// All words of verl and TRL, in the table.
 #[cfg(test)]
 pub fn all() -> impl Iterator<Item = &'static str> {
     rows().flat_map(|(_, words)| [words.verl, words.trl]).filter(|cell| !cell.is_empty())
 }
 
-/// Whose word one is, and the key that it is for.
+/// A name in another engine, and our key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foreign {
     pub engine: &'static str,
@@ -55,20 +55,20 @@ pub struct Foreign {
     pub key: &'static str,
 }
 
-/// Keys that verl or TRL call so: by the whole word, or by the end of a path of verl's.
-pub fn called(name: &str) -> Vec<Foreign> {
+/// Finds keys by their names in verl or TRL: by the whole name, or by the end of a path in verl.
+pub fn find(name: &str) -> Vec<Foreign> {
     let ending = format!(".{name}");
-    let mut found = Vec::new();
+    let mut names = Vec::new();
     for (key, words) in rows() {
         for (engine, cell) in [("verl", words.verl), ("TRL", words.trl)] {
             let is_it = |word: &&str| *word == name || word.ends_with(&ending);
-            let own = cell.split(", ").find(is_it);
-            found.extend(own.map(|word| Foreign { engine, word, key }));
+            let matching = cell.split(", ").find(is_it);
+            names.extend(matching.map(|word| Foreign { engine, word, key }));
         }
     }
-    // the whole word says more than a path's end
-    let whole: Vec<Foreign> = found.iter().filter(|own| own.word == name).copied().collect();
-    if whole.is_empty() { found } else { whole }
+    // a whole name takes precedence over a path's end
+    let exact: Vec<Foreign> = names.iter().filter(|foreign| foreign.word == name).copied().collect();
+    if exact.is_empty() { names } else { exact }
 }
 
 #[cfg(test)]
@@ -78,21 +78,21 @@ mod tests {
 
     #[test]
     fn words_are_of_keys_that_there_are_and_each_key_has_one_row() {
-        let all = keys();
+        let known_keys = keys();
         assert_eq!(rows().count() + 1, WORDS.lines().count(), "four cells a row");
         for (at, (key, words)) in rows().enumerate() {
-            assert!(all.iter().any(|known| known.path == key), "{key} is no key");
+            assert!(known_keys.iter().any(|known| known.path == key), "{key} is no key");
             let again = rows().skip(at + 1).any(|(other, _)| other == key);
             assert!(!again, "{key} stands twice");
-            let said = [words.unit, words.verl, words.trl].concat();
-            assert!(!said.is_empty(), "{key} has no words");
+            let texts = [words.unit, words.verl, words.trl].concat();
+            assert!(!texts.is_empty(), "{key} has no words");
         }
     }
 
     #[test]
     fn a_critics_optimizer_has_the_words_of_its_keys_and_not_the_policys_path() {
-        let own = words("critic.optim.clip_grad");
-        assert_eq!((own.unit, own.verl, own.trl), ("norm of the gradient", "", "max_grad_norm"));
+        let critic = words("critic.optim.clip_grad");
+        assert_eq!((critic.unit, critic.verl, critic.trl), ("norm of the gradient", "", "max_grad_norm"));
         assert_eq!(words("memory.critic.train_tokens").unit, "tokens");
         assert_eq!(words("model.tokenizer").trl, "");
     }

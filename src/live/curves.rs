@@ -20,7 +20,7 @@ struct Curve<'a> {
     single: bool,
 }
 
-/// Reward, or loss; with the validation where there is no room for two charts.
+/// Reward or loss; `both` adds the validation for windows without room for two charts.
 pub fn training(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme, both: bool) {
     let [training, validation, _] = curves(state, theme);
     let validation = Curve { name: format!("• {}", validation.name), single: true, ..validation };
@@ -38,7 +38,7 @@ pub fn third(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme)
     draw(frame, area, &curves(state, theme)[2..], theme);
 }
 
-/// The curves of training, of validation, and the third.
+/// The curves of training, of validation, and the third chart.
 fn curves(state: &LiveState, theme: Theme) -> [Curve<'_>; 3] {
     let styles = [theme.training(), theme.validation(), theme.training()];
     let metrics = metrics::curves(&state.run);
@@ -49,12 +49,12 @@ fn curves(state: &LiveState, theme: Theme) -> [Curve<'_>; 3] {
 }
 
 fn draw(frame: &mut Frame<'_>, area: Rect, curves: &[Curve<'_>], theme: Theme) {
-    // a dot of Braille is half a column wide; of more points several make one
+    // a dot of Braille is half a column wide: average further points
     let most = usize::from(area.width).max(8) * 2;
     let points: Vec<Vec<(f64, f64)>> = curves.iter().map(|c| thin(c.points, most)).collect();
-    let all = points.iter().flatten();
-    let steps = bounds(all.clone().map(|point| point.0));
-    let values = bounds(all.map(|point| point.1));
+    let every_point = points.iter().flatten();
+    let steps = bounds(every_point.clone().map(|point| point.0));
+    let values = bounds(every_point.map(|point| point.1));
     let block = block(curves, steps, area.width, theme);
     let (Some(steps), Some(values)) = (steps, values) else {
         frame.render_widget(block.title(" no steps yet "), area);
@@ -68,7 +68,7 @@ fn draw(frame: &mut Frame<'_>, area: Rect, curves: &[Curve<'_>], theme: Theme) {
             dataset.marker(Marker::Braille).graph_type(GraphType::Line)
         }
     });
-    let (steps, (low, high)) = (room(steps), room(values));
+    let (steps, (low, high)) = (widened(steps), widened(values));
     let labels = [values.0, values.1].map(|value| Span::styled(number(value), theme.label()));
     let labels =
         if values.0 < values.1 { labels.to_vec() } else { vec![Span::raw(""), labels[0].clone(), Span::raw("")] };
@@ -79,7 +79,7 @@ fn draw(frame: &mut Frame<'_>, area: Rect, curves: &[Curve<'_>], theme: Theme) {
     frame.render_widget(chart, area);
 }
 
-/// The names of curves with their newest values, and the steps that they are of where there is room.
+/// The names of curves with their newest values, and their steps if there is room.
 fn block(curves: &[Curve<'_>], steps: Option<(f64, f64)>, width: u16, theme: Theme) -> Block<'static> {
     let names = curves.iter().flat_map(|curve| {
         let last = curve.points.last();
@@ -98,7 +98,7 @@ fn block(curves: &[Curve<'_>], steps: Option<(f64, f64)>, width: u16, theme: The
     }
 }
 
-/// Means of points that follow each other, so that no more than `most` are left.
+/// Means of consecutive points, at most `most`.
 fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     let each = points.len().div_ceil(most).max(1);
     let mean = |chunk: &[(f64, f64)]| {
@@ -112,14 +112,14 @@ fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
 /// The smallest and the largest of finite values.
 fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let finite = values.filter(|value| value.is_finite());
-    finite.fold(None, |found, value| {
-        let (low, high): (f64, f64) = found.unwrap_or((value, value));
+    finite.fold(None, |range, value| {
+        let (low, high): (f64, f64) = range.unwrap_or((value, value));
         Some((low.min(value), high.max(value)))
     })
 }
 
-/// Bounds that are not one number.
-fn room((low, high): (f64, f64)) -> (f64, f64) {
+/// Widens equal bounds.
+fn widened((low, high): (f64, f64)) -> (f64, f64) {
     if low < high {
         return (low, high);
     }
@@ -129,7 +129,7 @@ fn room((low, high): (f64, f64)) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{bounds, room, thin};
+    use super::{bounds, thin, widened};
 
     #[test]
     fn many_points_become_means_and_few_stay() {
@@ -145,7 +145,7 @@ mod tests {
     fn bounds_are_never_one_number() {
         assert_eq!(bounds([2.0, f64::NAN, 1.0].into_iter()), Some((1.0, 2.0)));
         assert_eq!(bounds([f64::NAN].into_iter()), None);
-        assert_eq!(room((0.0, 0.0)), (-0.5, 0.5));
-        assert_eq!(room((4.0, 4.0)), (2.0, 6.0));
+        assert_eq!(widened((0.0, 0.0)), (-0.5, 0.5));
+        assert_eq!(widened((4.0, 4.0)), (2.0, 6.0));
     }
 }

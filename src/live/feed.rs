@@ -1,4 +1,4 @@
-//! The observer of a run that is shown where it runs.
+//! The observer of a run with a live view.
 
 use super::screen::{Screen, UpdateSource};
 use super::state::LiveState;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-/// Tells a view what a run's events say, and the run what the keys ask.
+/// Sends a run's events to a view, and the keys' requests to the run.
 pub struct Feed {
-    news: Sender<ViewUpdate>,
+    updates: Sender<ViewUpdate>,
     steering: Arc<Steering>,
     mode: Mode,
     folder: PathBuf,
@@ -23,35 +23,35 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// A feed, and where its news arrive.
+    /// A feed, and the receiver of its updates.
     pub fn new(config: &RunConfig, mode: Mode, folder: &Path) -> (Self, Receiver<ViewUpdate>) {
-        let (news, arrived) = channel();
-        let feed = Self { news, steering: Arc::default(), mode, folder: folder.to_owned(), spent: Duration::ZERO };
+        let (updates, arrived) = channel();
+        let feed = Self { updates, steering: Arc::default(), mode, folder: folder.to_owned(), spent: Duration::ZERO };
         feed.send(ViewUpdate::opened(folder, mode, Some(config)));
         (feed, arrived)
     }
 
-    /// What the keys change.
+    /// Requests of the keys.
     pub fn steering(&self) -> &Arc<Steering> {
         &self.steering
     }
 
-    /// Time that the run has spent here.
+    /// Time that the run has spent in this observer.
     pub fn spent(&self) -> Duration {
         self.spent
     }
 
-    fn send(&self, news: ViewUpdate) {
-        // a view that has ended needs no news
-        let _ = self.news.send(news);
+    fn send(&self, updates: ViewUpdate) {
+        // a view that has ended needs no updates
+        let _ = self.updates.send(updates);
     }
 }
 
 impl Observer for Feed {
     fn event(&mut self, event: Event<'_>) {
         let began = Instant::now();
-        for news in ViewUpdate::of_event(&event, self.mode, &self.folder) {
-            self.send(news);
+        for update in ViewUpdate::of_event(&event, self.mode, &self.folder) {
+            self.send(update);
         }
         self.spent += began.elapsed();
     }
@@ -65,23 +65,23 @@ impl Observer for Feed {
 pub struct Live {
     /// The run's observer.
     pub feed: Feed,
-    /// None once it has been left.
+    /// `None` after [`Live::leave`].
     screen: Option<Screen>,
 }
 
 impl Live {
-    /// Takes the terminal and shows a run that is ready.
+    /// Takes over the terminal and shows a run.
     pub fn start(config: &RunConfig, mode: Mode, folder: &Path) -> std::io::Result<Self> {
         let (feed, arrived) = Feed::new(config, mode, folder);
         let steering = Arc::clone(feed.steering());
         let state = LiveState::new(false);
         let source = received(arrived);
-        let screen = Screen::start(state, source, Some(steering), Theme::of_environment())?;
-        log::to_view(Some(feed.news.clone()));
+        let screen = Screen::start(state, source, Some(steering), Theme::from_environment())?;
+        log::to_view(Some(feed.updates.clone()));
         Ok(Self { feed, screen: Some(screen) })
     }
 
-    /// Gives the terminal back.
+    /// Restores the terminal.
     pub fn leave(&mut self) {
         log::to_view(None);
         if let Some(screen) = self.screen.take() {
@@ -98,15 +98,15 @@ impl Drop for Live {
     }
 }
 
-/// The news of a channel, as far as they have arrived.
+/// The updates of a channel so far.
 fn received(arrived: Receiver<ViewUpdate>) -> UpdateSource {
     Box::new(move |_| {
-        let mut news = Vec::new();
+        let mut updates = Vec::new();
         loop {
             match arrived.try_recv() {
-                Ok(one) => news.push(one),
-                Err(TryRecvError::Disconnected) if news.is_empty() => return Ok(None),
-                Err(_) => return Ok(Some(news)),
+                Ok(update) => updates.push(update),
+                Err(TryRecvError::Disconnected) if updates.is_empty() => return Ok(None),
+                Err(_) => return Ok(Some(updates)),
             }
         }
     })

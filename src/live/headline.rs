@@ -1,4 +1,4 @@
-//! Where a run stands: its name and state, the numbers that tell how it does, the keys.
+//! State of a run: its name, its headline numbers, the keys.
 
 use super::metrics::{self, Headline, Unit};
 use super::numbers::{duration, grouped, number, percent};
@@ -10,21 +10,21 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-/// Time without a step after which a watched run's silence is told.
-const SILENT: f64 = 30.0;
+/// Seconds without a step after which a watched run's silence is shown.
+const SILENCE_SECONDS: f64 = 30.0;
 
-/// The fewest columns that a long name is shortened to before the time that is left goes.
-const NAME: usize = 12;
+/// Fewest columns of a shortened name; below it, the remaining time is dropped first.
+const MIN_NAME: usize = 12;
 
 /// The run and its step.
 pub fn title(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let step = step(state);
     let columns = usize::from(area.width).saturating_sub(width(&step) + 2);
-    let line = title_of(shortened(&clean(&state.run.name), columns), step, theme);
+    let line = title_spans(shortened(&clean(&state.run.name), columns), step, theme);
     frame.render_widget(Line::from(line), area);
 }
 
-fn title_of(name: String, step: String, theme: Theme) -> Vec<Span<'static>> {
+fn title_spans(name: String, step: String, theme: Theme) -> Vec<Span<'static>> {
     let mut spans = Vec::new();
     if !name.is_empty() {
         spans.extend([Span::styled(name, theme.strong()), Span::raw("  ")]);
@@ -41,7 +41,7 @@ fn step(state: &LiveState) -> String {
     }
 }
 
-/// A name in at most so many columns; nothing where these are too few to know it by.
+/// A name in at most `columns` columns; empty if they are too few.
 fn shortened(name: &str, columns: usize) -> String {
     if width(name) <= columns {
         return name.to_owned();
@@ -49,38 +49,38 @@ fn shortened(name: &str, columns: usize) -> String {
     fit(name, columns, 1).pop().unwrap_or_default()
 }
 
-/// What the run does, how fast it is, and how long it takes.
+/// Activity, speed and remaining time.
 pub fn status(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let doing = doing(state, theme);
+    let activity = activity(state, theme);
     let mut pace = pace(state);
-    while !pace.is_empty() && doing.width() + columns(&pace) > area.width.into() {
+    while !pace.is_empty() && activity.width() + columns(&pace) > area.width.into() {
         pace.remove(0);
     }
-    frame.render_widget(Line::from(status_of(doing, pace)), area);
+    frame.render_widget(Line::from(status_spans(activity, pace)), area);
 }
 
-fn status_of(doing: Span<'static>, pace: Vec<String>) -> Vec<Span<'static>> {
+fn status_spans(activity: Span<'static>, pace: Vec<String>) -> Vec<Span<'static>> {
     let pace = pace.into_iter();
     let pace = pace.map(|text| Span::raw(format!("  {text}")));
-    [doing].into_iter().chain(pace).collect()
+    [activity].into_iter().chain(pace).collect()
 }
 
-/// Columns of speed and time, each with its gap.
+/// Columns of speed and time, with their gaps.
 fn columns(pace: &[String]) -> usize {
     pace.iter().map(|text| width(text) + 2).sum()
 }
 
-/// All of it on one line. Where the window is too narrow, the speed goes first, then the middle of a long name, then
-/// the time that is left: no word is cut.
+/// All on one line. In a narrow window, the speed goes first, then the middle of a long name, then
+/// the remaining time: no word is cut.
 pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     const GAP: &str = "   ";
-    let (name, step, doing) = (clean(&state.run.name), step(state), doing(state, theme));
+    let (name, step, activity) = (clean(&state.run.name), step(state), activity(state, theme));
     let mut pace = pace(state);
-    let others = |pace: &[String]| 2 + width(&step) + width(GAP) + doing.width() + columns(pace);
+    let others = |pace: &[String]| 2 + width(&step) + width(GAP) + activity.width() + columns(pace);
     while !pace.is_empty() {
-        // only the last of them is worth a part of the name
+        // only the last of them may shorten the name
         let name = match pace.len() {
-            1 => width(&name).min(NAME),
+            1 => width(&name).min(MIN_NAME),
             _ => width(&name),
         };
         if name + others(&pace) <= area.width.into() {
@@ -89,23 +89,23 @@ pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
         pace.remove(0);
     }
     let name = shortened(&name, usize::from(area.width).saturating_sub(others(&pace)));
-    let mut spans = title_of(name, step, theme);
+    let mut spans = title_spans(name, step, theme);
     spans.push(Span::raw(GAP));
-    spans.extend(status_of(doing, pace));
+    spans.extend(status_spans(activity, pace));
     frame.render_widget(Line::from(spans), area);
 }
 
-fn doing(state: &LiveState, theme: Theme) -> Span<'static> {
-    let asked = state.asked;
+fn activity(state: &LiveState, theme: Theme) -> Span<'static> {
+    let requests = state.requests;
     let warn = theme.warning();
     let (text, style) = match state.run.ended {
-        Some(steps) if state.run.steps.is_none_or(|all| steps >= all) => ("finished".to_owned(), theme.strong()),
+        Some(steps) if state.run.steps.is_none_or(|total| steps >= total) => ("finished".to_owned(), theme.strong()),
         Some(steps) => (format!("stopped after step {steps}"), warn),
-        None if state.asking => ("end in the middle of the step?".to_owned(), warn),
-        None if asked.stopping => ("stops after this step".to_owned(), warn),
-        None if asked.paused && state.run.phase.is_none() => ("paused".to_owned(), warn),
-        None if asked.paused => ("pauses after this step".to_owned(), warn),
-        None if asked.saving => ("saves after this step".to_owned(), warn),
+        None if state.confirms_end => ("end in the middle of the step?".to_owned(), warn),
+        None if requests.stopping => ("stops after this step".to_owned(), warn),
+        None if requests.paused && state.run.phase.is_none() => ("paused".to_owned(), warn),
+        None if requests.paused => ("pauses after this step".to_owned(), warn),
+        None if requests.saving => ("saves after this step".to_owned(), warn),
         None => (running(state), Style::new()),
     };
     Span::styled(text, style)
@@ -120,7 +120,7 @@ fn running(state: &LiveState) -> String {
         return format!("{phase} for {}", duration(seconds));
     }
     match state.silent {
-        Some(silent) if silent.as_secs_f64() >= SILENT => {
+        Some(silent) if silent.as_secs_f64() >= SILENCE_SECONDS => {
             format!("no step for {}", duration(silent.as_secs_f64()))
         }
         _ if state.run.step == 0 && !state.watching => "starting".to_owned(),
@@ -128,7 +128,7 @@ fn running(state: &LiveState) -> String {
     }
 }
 
-/// Speed and the time that is left, which is worth the more.
+/// Speed and the remaining time, the more important last.
 fn pace(state: &LiveState) -> Vec<String> {
     let speed = state.run.value(metrics::THROUGHPUT);
     let speed = speed.map(|speed| format!("{} tokens/s", grouped(speed)));
@@ -163,13 +163,13 @@ fn change(headline: &Headline) -> String {
 /// Labels above numbers.
 pub fn table(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let headlines = metrics::headlines(&state.run);
-    let own = area.width / headlines.len().max(1) as u16;
+    let width = area.width / headlines.len().max(1) as u16;
     for (at, headline) in headlines.iter().enumerate() {
-        let column = Rect { x: area.x + at as u16 * own, width: own, height: area.height.min(1), ..area };
+        let column = Rect { x: area.x + at as u16 * width, width, height: area.height.min(1), ..area };
         frame.render_widget(Span::styled(headline.label, theme.label()), column);
         let (value, change) = (value(headline), change(headline));
         let mut spans = vec![Span::styled(value.clone(), theme.strong())];
-        if value.len() + 1 + change.len() < usize::from(own) {
+        if value.len() + 1 + change.len() < usize::from(width) {
             spans.push(Span::styled(format!(" {change}"), theme.label()));
         }
         let below = column.offset(ratatui::layout::Offset { x: 0, y: 1 });
@@ -177,7 +177,7 @@ pub fn table(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme)
     }
 }
 
-/// A label and a number a line.
+/// A label and a number per line.
 pub fn list(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     for (row, headline) in area.rows().zip(&metrics::headlines(&state.run)) {
         let line = Line::from(vec![
@@ -189,10 +189,10 @@ pub fn list(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
     }
 }
 
-/// What the keys do now.
+/// Current actions of the keys.
 pub fn keys(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let pause = if state.asked.paused { "continue" } else { "pause" };
-    let keys: &[(&str, &str)] = if state.asking {
+    let pause = if state.requests.paused { "continue" } else { "pause" };
+    let keys: &[(&str, &str)] = if state.confirms_end {
         &[("y", "end now"), ("c", "do not stop"), ("any other", "wait for the step")]
     } else if state.watching {
         &[("q", "leave"), ("n", "next sample"), ("?", "help")]

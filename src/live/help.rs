@@ -1,4 +1,4 @@
-//! The keys and the numbers, explained.
+//! The help on keys and numbers.
 
 use super::state::LiveState;
 use super::theme::Theme;

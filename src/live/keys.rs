@@ -1,43 +1,43 @@
-//! What the keys do.
+//! Actions of the keys.
 
 use super::state::LiveState;
 use super::steering::Steering;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// What a key asks of whoever shows the view.
+/// Action of a key for the owner of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Action {
     /// Nothing more.
     None,
     /// Leave the view; the run continues in its own process.
     Leave,
     /// End the program at once, as Ctrl-C does elsewhere.
     EndNow,
-    /// Stop the program until it is brought back, as Ctrl-Z does elsewhere.
+    /// Suspend the program, as Ctrl-Z does elsewhere.
     Suspend,
 }
 
-/// Does what a key says. Without steering the run is in another process, or has ended.
-pub fn press(key: KeyEvent, state: &mut LiveState, steering: Option<&Steering>) -> Act {
+/// Handles a key. Without steering, the run is in another process or has ended.
+pub fn press(key: KeyEvent, state: &mut LiveState, steering: Option<&Steering>) -> Action {
     if key.kind == KeyEventKind::Release {
-        return Act::None;
+        return Action::None;
     }
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return match (key.code, steering) {
-            (KeyCode::Char('c'), Some(_)) => Act::EndNow,
-            (KeyCode::Char('c'), None) => Act::Leave,
-            (KeyCode::Char('z'), _) => Act::Suspend,
-            _ => Act::None,
+            (KeyCode::Char('c'), Some(_)) => Action::EndNow,
+            (KeyCode::Char('c'), None) => Action::Leave,
+            (KeyCode::Char('z'), _) => Action::Suspend,
+            _ => Action::None,
         };
     }
-    if state.asking {
-        return answer(key.code, state, steering);
+    if state.confirms_end {
+        return confirm_end(key.code, state, steering);
     }
     match key.code {
         KeyCode::Char('n') | KeyCode::Right => state.next_sample(),
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => state.help ^= true,
         KeyCode::Esc => state.help = false,
-        KeyCode::Char('q') if steering.is_none() => return Act::Leave,
+        KeyCode::Char('q') if steering.is_none() => return Action::Leave,
         KeyCode::Char(key) => {
             if let Some(steering) = steering {
                 steer(key, state, steering);
@@ -46,31 +46,31 @@ pub fn press(key: KeyEvent, state: &mut LiveState, steering: Option<&Steering>) 
         _ => {}
     }
     if let Some(steering) = steering {
-        state.asked = steering.asked();
+        state.requests = steering.requests();
     }
-    Act::None
+    Action::None
 }
 
 fn steer(key: char, state: &mut LiveState, steering: &Steering) {
     match key {
         'p' | ' ' => steering.toggle_pause(),
         's' => steering.save(),
-        'q' if steering.asked().stopping => state.asking = true,
+        'q' if steering.requests().stopping => state.confirms_end = true,
         'q' => steering.stop(true),
         _ => {}
     }
 }
 
-/// The answer to: end now?
-fn answer(key: KeyCode, state: &mut LiveState, steering: Option<&Steering>) -> Act {
-    state.asking = false;
+/// Handles the answer to the question whether to end now.
+fn confirm_end(key: KeyCode, state: &mut LiveState, steering: Option<&Steering>) -> Action {
+    state.confirms_end = false;
     match (key, steering) {
-        (KeyCode::Char('y'), Some(_)) => return Act::EndNow,
+        (KeyCode::Char('y'), Some(_)) => return Action::EndNow,
         (KeyCode::Char('c'), Some(steering)) => {
             steering.stop(false);
-            state.asked = steering.asked();
+            state.requests = steering.requests();
         }
         _ => {}
     }
-    Act::None
+    Action::None
 }

@@ -1,31 +1,31 @@
-//! The metrics of a run that are shown.
+//! Shown metrics of a run.
 
 use firebrick::engine::config::Mode;
 use firebrick::engine::metrics::Phase;
 use firebrick::report::RunView;
 
-/// Steps that a change is taken over.
-const CHANGE: usize = 10;
-/// Steps whose mean time says how long the rest takes.
-const RECENT: usize = 32;
+/// Steps between the values of a change.
+const CHANGE_STEPS: usize = 10;
+/// Newest steps for the estimate of the remaining time.
+const RECENT_STEPS: usize = 32;
 
-/// How a headline number is written.
+/// Format of a headline number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// As it is.
+    /// Unchanged.
     Number,
     /// In percent.
     Percent,
-    /// As it is, without its change.
+    /// Unchanged, without its difference.
     Alone,
 }
 
 /// A headline number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Headline {
-    /// What it is called.
+    /// Label.
     pub label: &'static str,
-    /// How it is written.
+    /// Format.
     pub unit: Unit,
     /// Its value in the newest step, or of a validation.
     pub value: Option<f64>,
@@ -33,14 +33,14 @@ pub struct Headline {
     pub change: Option<f64>,
 }
 
-/// The part of a step that a phase was.
+/// Part of a step in a phase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PhasePart {
     /// Its name.
     pub name: &'static str,
     /// Seconds.
     pub seconds: f64,
-    /// Share of the step.
+    /// Fraction of the step.
     pub share: f64,
     /// Most bytes.
     pub bytes: Option<u64>,
@@ -48,10 +48,10 @@ pub struct PhasePart {
     pub planned: Option<u64>,
 }
 
-/// A label, the metric, how it is written. A name that ends in `/` is that of the first metric below it.
+/// Label, metric and format. A name with a final `/` means the first metric below it.
 type HeadlineMetric = (&'static str, &'static str, Unit);
 
-/// What tells how reinforcement learning does. Not the loss: that of a policy gradient says little.
+/// Headline metrics of reinforcement learning, without the loss, which says little of a policy gradient.
 const RL: [HeadlineMetric; 6] = [
     ("reward", "critic/score/mean", Unit::Number),
     ("validation", "val-core/", Unit::Alone),
@@ -61,7 +61,7 @@ const RL: [HeadlineMetric; 6] = [
     ("mismatch", "training/rollout_probs_diff_mean", Unit::Alone),
 ];
 
-/// The same of supervised training.
+/// Headline metrics of supervised training.
 const SFT: [HeadlineMetric; 6] = [
     ("loss", "train/loss", Unit::Number),
     ("validation", "val/loss", Unit::Alone),
@@ -71,17 +71,17 @@ const SFT: [HeadlineMetric; 6] = [
     ("epoch", "training/epoch", Unit::Alone),
 ];
 
-/// Time of a validation, which is part of no step.
+/// Times of a validation, outside of steps.
 const VALIDATION: [&str; 3] = ["timing_s/testing", "timing_s/testing_reward", "timing_s/val_loss"];
 
-/// Whether anything of a metric is shown.
+/// Returns true if a metric is shown.
 pub fn is_shown(name: &str) -> bool {
     let headlines = RL.iter().chain(&SFT);
     let mut shown = headlines.map(|(_, shown, _)| *shown).chain(["timing_s/", THROUGHPUT, PEAK_GIB]);
     shown.any(|shown| name == shown || shown.ends_with('/') && name.starts_with(shown))
 }
 
-/// Tokens a second.
+/// Tokens per second.
 pub const THROUGHPUT: &str = "perf/throughput";
 
 const PEAK_GIB: &str = "perf/max_memory_allocated_gb";
@@ -93,7 +93,7 @@ fn headline_metrics(run: &RunView) -> [HeadlineMetric; 6] {
     }
 }
 
-/// The metrics whose curves are drawn: reward or loss, validation, truncation or gradient norm.
+/// Names and metrics of the curves: reward or loss, validation, truncation or gradient norm.
 pub fn curves(run: &RunView) -> [(&'static str, &'static str); 3] {
     let metrics = headline_metrics(run);
     let third = if run.mode == Mode::Rl { 2 } else { 3 };
@@ -103,7 +103,7 @@ pub fn curves(run: &RunView) -> [(&'static str, &'static str); 3] {
 /// The headline numbers.
 pub fn headlines(run: &RunView) -> Vec<Headline> {
     let steps = run.scalars.curve("timing_s/step");
-    let before = steps.get(steps.len().saturating_sub(CHANGE + 1)).map(|point| point.0);
+    let before = steps.get(steps.len().saturating_sub(CHANGE_STEPS + 1)).map(|point| point.0);
     let before = before.filter(|&step| step < run.step as f64);
     let headline = |(label, name, unit)| {
         let value = run.value(name);
@@ -142,11 +142,11 @@ pub fn peak_bytes(run: &RunView) -> Option<u64> {
     run.value(PEAK_GIB).map(|gib| (gib * f64::from(1 << 30)) as u64)
 }
 
-/// Seconds that the rest takes, if its steps take as long as the last ones.
+/// Seconds of the remaining steps, by the time of the last ones.
 pub fn left(run: &RunView) -> Option<f64> {
     let rest = run.steps?.checked_sub(run.step).filter(|&rest| rest > 0)?;
     let steps = run.scalars.curve("timing_s/step");
-    let recent = &steps[steps.len().saturating_sub(RECENT)..];
+    let recent = &steps[steps.len().saturating_sub(RECENT_STEPS)..];
     let first = recent.first().filter(|_| run.ended.is_none())?.0;
     let validations =
         VALIDATION.iter().flat_map(|name| run.scalars.curve(name).iter().filter(|point| point.0 >= first));

@@ -1,8 +1,8 @@
 //! The live view of a run in a terminal.
 //!
-//! What is drawn is a function of a [`LiveState`](state::LiveState), plain data that
-//! [`ViewUpdate`](firebrick::report::ViewUpdate) change: those of the run's own events ([`feed`]), or of a run
-//! folder that grows. Drawing has a thread of its own ([`screen`]), so that training never waits for a terminal.
+//! The picture is a function of a [`LiveState`](state::LiveState), plain data that
+//! [`ViewUpdate`](firebrick::report::ViewUpdate) change: from the run's events ([`feed`]), or from a growing run
+//! folder. A separate thread draws ([`screen`]), so that training never waits for a terminal.
 
 mod curves;
 mod feed;

@@ -1,4 +1,4 @@
-//! Warnings, and what else was said.
+//! Warnings and other notes.
 
 use super::state::LiveState;
 use super::texts::fit;
@@ -8,7 +8,7 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// The newest below a heading.
+/// The newest notes below a heading.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let heading = match state.run.warnings {
         0 => " no warnings ".to_owned(),
@@ -20,20 +20,19 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
     lines(frame, inner, state, theme);
 }
 
-/// The newest, the last at the bottom: warnings before what else was said.
+/// The newest notes, the last at the bottom; warnings take precedence.
 pub fn lines(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let rows = usize::from(area.height);
     let newest = |warning: bool| {
-        let own = state.run.notes.iter().enumerate().rev();
-        own.filter(move |(_, note)| note.warning == warning)
+        let notes = state.run.notes.iter().enumerate().rev();
+        notes.filter(move |(_, note)| note.warning == warning)
     };
-    let chosen = newest(true).chain(newest(false)).take(rows);
-    let mut chosen: Vec<(usize, &Note)> = chosen.collect();
-    chosen.sort_by_key(|(at, _)| *at);
+    let mut shown: Vec<(usize, &Note)> = newest(true).chain(newest(false)).take(rows).collect();
+    shown.sort_by_key(|(at, _)| *at);
     let mut texts: Vec<Line<'static>> = Vec::new();
-    // a long one takes the rows that others leave
-    let mut spare = rows - chosen.len();
-    for (_, note) in chosen {
+    // a long note takes spare rows
+    let mut spare = rows - shown.len();
+    for (_, note) in shown {
         let count = match note.count {
             1 => String::new(),
             many => format!(" ({many} times)"),

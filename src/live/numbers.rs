@@ -1,4 +1,4 @@
-//! Numbers as the view writes them.
+//! Formats of numbers.
 
 /// A value to about three digits.
 pub fn number(value: f64) -> String {
@@ -18,7 +18,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A share in percent.
+/// A fraction in percent.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }

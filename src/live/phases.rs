@@ -1,4 +1,4 @@
-//! Where the time of a step goes, and what its phases hold, beside the plan.
+//! Time and memory of a step's phases, next to the plan's.
 
 use super::metrics::{self, PhasePart};
 use super::numbers::duration;
@@ -10,7 +10,7 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use std::fmt::Write;
 
-/// A bar of the step, and a line for each phase, the longest first where there is no room for all.
+/// A bar of the step, and a line for each phase, only the longest if there is no room for all.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let inner = theme.section(frame, area, format!(" {} ", heading(state)));
     let phases = metrics::phases(&state.run);
@@ -21,7 +21,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
     if let Some(row) = rows.next() {
         frame.render_widget(bar(&phases, row.width, theme), row);
     }
-    for (row, at) in rows.zip(chosen(&phases, usize::from(inner.height) - 1)) {
+    for (row, at) in rows.zip(longest(&phases, usize::from(inner.height) - 1)) {
         frame.render_widget(line(&phases[at], at, theme), row);
     }
 }
@@ -49,8 +49,8 @@ fn heading(state: &LiveState) -> String {
     text
 }
 
-/// The phases that there are rows for, in the order of the step: the longest.
-fn chosen(phases: &[PhasePart], rows: usize) -> Vec<usize> {
+/// The longest phases for a number of rows, in the order of the step.
+fn longest(phases: &[PhasePart], rows: usize) -> Vec<usize> {
     let mut longest: Vec<usize> = (0..phases.len()).collect();
     longest.sort_by(|&a, &b| phases[b].seconds.total_cmp(&phases[a].seconds));
     longest.truncate(rows);
@@ -66,8 +66,7 @@ fn bar(phases: &[PhasePart], width: u16, theme: Theme) -> Line<'static> {
         before += phase.share;
         let end = (before * f64::from(width)).round() as usize;
         let (fill, style) = theme.fill(at);
-        let own = end.saturating_sub(drawn);
-        spans.push(Span::styled(fill.to_string().repeat(own), style));
+        spans.push(Span::styled(fill.to_string().repeat(end.saturating_sub(drawn)), style));
         drawn = drawn.max(end);
     }
     Line::from(spans)
@@ -87,10 +86,10 @@ fn line(phase: &PhasePart, at: usize, theme: Theme) -> Line<'static> {
     };
     let share = phase.share * 100.0;
     let over = phase.bytes.zip(phase.planned).is_some_and(|(b, p)| b > p);
-    let of_bytes = if over { theme.warning() } else { theme.label() };
+    let bytes_style = if over { theme.warning() } else { theme.label() };
     Line::from(vec![
         Span::styled(format!("{fill} "), style),
         Span::raw(format!("{:<14}{:>9}{share:>5.0} %   ", phase.name, duration(phase.seconds))),
-        Span::styled(bytes, of_bytes),
+        Span::styled(bytes, bytes_style),
     ])
 }

@@ -7,7 +7,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 
-/// What a window of this size shows, a line each, without what ends in spaces.
+/// The lines of a window of this size, without trailing spaces.
 pub fn picture(state: &LiveState, columns: u16, rows: u16) -> anyhow::Result<String> {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows))?;
     terminal.draw(|frame| draw(frame, state, Theme::PLAIN))?;
@@ -23,7 +23,7 @@ fn text(buffer: &Buffer) -> String {
         while x < area.right() {
             let symbol = buffer[(x, y)].symbol();
             line.push_str(symbol);
-            // a wide character takes the next cell too
+            // a wide character also takes the next cell
             x += super::texts::width(symbol).max(1) as u16;
         }
         text.push_str(line.trim_end());

@@ -1,6 +1,6 @@
-//! The loop that draws: news in, keys in, a picture out.
+//! The drawing loop: it handles updates and keys.
 
-use super::keys::{Act, press};
+use super::keys::{Action, press};
 use super::state::LiveState;
 use super::steering::Steering;
 use super::terminal::{self, CrosstermTerminal};
@@ -16,23 +16,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a key; news wait as long.
-const TICK: Duration = Duration::from_millis(100);
+/// Longest wait for a key, and of updates.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Time after which the same state is drawn again, for its clock.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Interval of redrawing an unchanged state, for its clock.
+const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Gives the news since the last call, and may change the state besides; none once there will be no more.
+/// Returns the updates since the last call, and may change the state; `None` after the last ones.
 pub type UpdateSource = Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<ViewUpdate>>> + Send>;
 
-/// A view that is drawn on a thread of its own.
+/// A view that a separate thread draws.
 pub struct Screen {
     thread: Option<JoinHandle<()>>,
     over: Arc<AtomicBool>,
 }
 
 impl Screen {
-    /// Takes the terminal and begins to draw.
+    /// Takes over the terminal and starts drawing.
     pub fn start(
         state: LiveState,
         source: UpdateSource,
@@ -44,7 +44,7 @@ impl Screen {
         let end = Arc::clone(&over);
         let thread = std::thread::Builder::new().name("live view".into());
         let spawned = thread.spawn(move || {
-            // what is wrong with the view is no reason to end a run
+            // a failure of the view must not end the run
             let drawn = catch_unwind(AssertUnwindSafe(|| {
                 let steering = steering.as_deref();
                 run(console, state, source, steering, theme, &end)
@@ -61,7 +61,7 @@ impl Screen {
         Ok(Self { thread: Some(thread), over })
     }
 
-    /// Gives the terminal back.
+    /// Restores the terminal.
     pub fn leave(mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -71,7 +71,7 @@ impl Screen {
     }
 }
 
-/// Shows a view until its keys leave it.
+/// Shows a view until a key leaves it.
 pub fn show(state: LiveState, source: UpdateSource, theme: Theme) -> anyhow::Result<()> {
     let console = take()?;
     let never = AtomicBool::new(false);
@@ -90,7 +90,7 @@ fn take() -> std::io::Result<CrosstermTerminal> {
     terminal::take()
 }
 
-/// Draws until the view is left or is over.
+/// Draws until the view is left or over.
 fn run(
     mut console: CrosstermTerminal,
     mut state: LiveState,
@@ -104,48 +104,48 @@ fn run(
     let mut open = true;
     while !over.load(Ordering::Relaxed) {
         state.clock = began.elapsed();
-        let mut changed = drawn.is_none_or(|at| at.elapsed() >= AGAIN);
+        let mut changed = drawn.is_none_or(|at| at.elapsed() >= REDRAW_INTERVAL);
         if open {
             match source(&mut state)? {
-                Some(news) => {
-                    changed |= !news.is_empty();
-                    for one in news {
-                        state.apply(one);
+                Some(updates) => {
+                    changed |= !updates.is_empty();
+                    for update in updates {
+                        state.apply(update);
                     }
                 }
                 None => open = false,
             }
         }
-        let (taken, again) = terminal::taken_again()?;
-        if !taken {
-            std::thread::sleep(TICK);
+        let (is_taken, resumed) = terminal::retake()?;
+        if !is_taken {
+            std::thread::sleep(POLL_INTERVAL);
             continue;
         }
-        if again {
+        if resumed {
             console.clear()?;
             changed = true;
         }
         if let Some(steering) = steering {
-            let asked = steering.asked();
-            changed |= asked != state.asked;
-            state.asked = asked;
+            let requests = steering.requests();
+            changed |= requests != state.requests;
+            state.requests = requests;
         }
         if changed {
             terminal::write(|| console.draw(|frame| draw(frame, &state, theme)).map(drop))?;
             drawn = Some(Instant::now());
         }
-        if event::poll(TICK)? {
-            let act = match event::read()? {
+        if event::poll(POLL_INTERVAL)? {
+            let action = match event::read()? {
                 Event::Key(key) => press(key, &mut state, steering),
-                _ => Act::None,
+                _ => Action::None,
             };
-            // a key or another size
+            // a key or a resize
             drawn = None;
-            match act {
-                Act::None => {}
-                Act::Leave => return Ok(()),
-                Act::EndNow => end_now(&state),
-                Act::Suspend => terminal::suspend(),
+            match action {
+                Action::None => {}
+                Action::Leave => return Ok(()),
+                Action::EndNow => end_now(&state),
+                Action::Suspend => terminal::suspend(),
             }
         }
     }

@@ -1,31 +1,31 @@
-//! What a window shows: a run, and what its keys changed.
+//! State of a window: a run, and the effects of the keys.
 
-use super::steering::Asked;
+use super::steering::Requests;
 use firebrick::report::{Pick, RunView, ShownSample, ViewUpdate};
 use std::time::Duration;
 
-/// A run as a window shows it.
+/// State of a window.
 pub struct LiveState {
     /// The run.
     pub run: RunView,
-    /// Whether the run is in another process, so that keys cannot steer it.
+    /// True if the run is in another process, so that keys cannot steer it.
     pub watching: bool,
     /// Time since the view began.
     pub clock: Duration,
-    /// How long ago the run last wrote a step, of one in another process.
+    /// Time since a run in another process last wrote a step.
     pub silent: Option<Duration>,
-    /// The sample that is shown.
+    /// The index of the shown sample.
     pub cursor: usize,
-    /// What the keys asked of the run.
-    pub asked: Asked,
-    /// Whether the keys are explained.
+    /// Requests of the keys.
+    pub requests: Requests,
+    /// True while the help is shown.
     pub help: bool,
-    /// Whether it is asked if the run shall end at once.
-    pub asking: bool,
+    /// True while the view asks whether to end now.
+    pub confirms_end: bool,
 }
 
 impl LiveState {
-    /// A run of which nothing is known yet.
+    /// An empty state.
     pub fn new(watching: bool) -> Self {
         Self {
             run: RunView::new(super::metrics::is_shown),
@@ -33,16 +33,16 @@ impl LiveState {
             clock: Duration::ZERO,
             silent: None,
             cursor: 0,
-            asked: Asked::default(),
+            requests: Requests::default(),
             help: false,
-            asking: false,
+            confirms_end: false,
         }
     }
 
     /// Applies an update.
     pub fn apply(&mut self, update: ViewUpdate) {
         if matches!(update, ViewUpdate::Opened { .. }) {
-            (self.silent, self.asking) = (None, false);
+            (self.silent, self.confirms_end) = (None, false);
         }
         if matches!(update, ViewUpdate::Opened { .. } | ViewUpdate::Samples { .. }) {
             self.cursor = 0;
@@ -50,12 +50,12 @@ impl LiveState {
         self.run.apply(update, self.clock);
     }
 
-    /// The sample that the cursor is on.
+    /// The sample at the cursor.
     pub fn current(&self) -> Option<&ShownSample> {
         self.run.samples.get(self.cursor)
     }
 
-    /// The first sample that is shown for a reason.
+    /// The first sample with this reason.
     pub fn picked(&self, pick: Pick) -> Option<&ShownSample> {
         self.run.samples.iter().find(|shown| shown.pick == pick)
     }

@@ -1,25 +1,25 @@
-//! What the keys ask of a run, until the run asks for it.
+//! Requests of the keys, until the run polls them.
 
 use firebrick::engine::metrics::Control;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Shared by the keys and the observer of a run.
 #[derive(Debug, Default)]
-pub struct Steering(Mutex<Asked>);
+pub struct Steering(Mutex<Requests>);
 
-/// What is asked for at a moment.
+/// Current requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// The run is to wait.
+pub struct Requests {
+    /// The run shall wait.
     pub paused: bool,
-    /// A checkpoint is to be written.
+    /// The run shall write a checkpoint.
     pub saving: bool,
-    /// The run is to stop after its step.
+    /// The run shall stop after its step.
     pub stopping: bool,
 }
 
 impl Steering {
-    fn lock(&self) -> MutexGuard<'_, Asked> {
+    fn lock(&self) -> MutexGuard<'_, Requests> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -28,29 +28,29 @@ impl Steering {
         self.lock().paused ^= true;
     }
 
-    /// Asks for a checkpoint.
+    /// Requests a checkpoint.
     pub fn save(&self) {
         self.lock().saving = true;
     }
 
-    /// Asks the run to stop after its step, or no longer.
+    /// Requests a stop after the step, or withdraws it.
     pub fn stop(&self, stop: bool) {
         self.lock().stopping = stop;
     }
 
-    /// What is asked for.
-    pub fn asked(&self) -> Asked {
+    /// Current requests.
+    pub fn requests(&self) -> Requests {
         *self.lock()
     }
 
-    /// The answer to the run's question. A checkpoint is answered once.
+    /// The run's next action. A checkpoint is requested once.
     pub fn control(&self) -> Control {
-        let mut asked = self.lock();
-        if asked.stopping {
+        let mut requests = self.lock();
+        if requests.stopping {
             Control::Stop
-        } else if std::mem::take(&mut asked.saving) {
+        } else if std::mem::take(&mut requests.saving) {
             Control::Save
-        } else if asked.paused {
+        } else if requests.paused {
             Control::Pause
         } else {
             Control::Continue

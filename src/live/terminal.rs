@@ -1,4 +1,4 @@
-//! The terminal: taken by the view, and given back whatever ends it.
+//! The terminal: taken over by the view, and restored on every exit.
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -10,39 +10,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// The terminal that is drawn on.
+/// The terminal of the view.
 pub type CrosstermTerminal = Terminal<CrosstermBackend<Stdout>>;
 
-/// Whether the terminal is in the view's hands.
+/// True while the view has the terminal.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Whether the program was stopped, and continues.
-static WENT_ON: AtomicBool = AtomicBool::new(false);
+/// True after the program was stopped and continued.
+static CONTINUED: AtomicBool = AtomicBool::new(false);
 
-/// Held while something is written to the terminal, so that nothing is drawn after it was given back.
+/// Held during writes to the terminal, so that nothing is drawn after its restoration.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// Whether a view can be shown: stdout is a terminal that can move its cursor, this program is in its foreground, and
-/// nobody reads a log of it, as CI does.
+/// Returns true if a view can be shown: stdout is a terminal with a movable cursor, this program is in its foreground,
+/// and its output is no log, as in CI.
 pub fn can_show() -> bool {
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     let ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
     stdout().is_terminal() && !dumb && !ci && is_foreground()
 }
 
-/// Whether the terminal listens to this program: a program in the background that changes its mode is stopped.
+/// Returns true if the program is in the foreground; a background program that changes the terminal's mode is stopped.
 fn is_foreground() -> bool {
-    // 52 (name) S parent group session terminal foreground-group …; not told outside Linux
+    // 52 (name) S parent group session terminal foreground-group …; unknown outside Linux
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let fields: Vec<&str> = fields.split_whitespace().collect();
     match (fields.get(2), fields.get(5)) {
-        (Some(own), Some(foreground)) => own == foreground,
+        (Some(group), Some(foreground)) => group == foreground,
         _ => true,
     }
 }
 
-/// Takes the terminal.
+/// Takes over the terminal.
 pub fn take() -> std::io::Result<CrosstermTerminal> {
     enter()?;
     Terminal::new(CrosstermBackend::new(stdout())).inspect_err(|_| restore())
@@ -57,43 +57,43 @@ fn enter() -> std::io::Result<()> {
     entered.inspect_err(|_| restore())
 }
 
-/// Takes it again where the program was stopped and continues in the foreground. Says whether the view has the
-/// terminal, and whether it has it again.
-pub fn taken_again() -> std::io::Result<(bool, bool)> {
+/// Takes over the terminal again after the program was stopped and continues in the foreground. Returns whether the
+/// view has the terminal, and whether it was retaken.
+pub fn retake() -> std::io::Result<(bool, bool)> {
     if is_taken() {
         return Ok((true, false));
     }
-    // what gave the terminal back may also be about to end the program
-    if !WENT_ON.load(Ordering::SeqCst) || !is_foreground() {
+    // the restoration may be part of the program's end
+    if !CONTINUED.load(Ordering::SeqCst) || !is_foreground() {
         return Ok((false, false));
     }
-    WENT_ON.store(false, Ordering::SeqCst);
+    CONTINUED.store(false, Ordering::SeqCst);
     enter()?;
     Ok((true, true))
 }
 
-/// Whether the terminal is in the view's hands.
+/// Returns true while the view has the terminal.
 fn is_taken() -> bool {
     TAKEN.load(Ordering::SeqCst)
 }
 
-/// Writes to the terminal unless it was given back.
+/// Writes to the terminal unless it was restored.
 pub fn write(work: impl FnOnce() -> std::io::Result<()>) -> std::io::Result<()> {
     let _guard = writing();
     if is_taken() { work() } else { Ok(()) }
 }
 
-/// Gives the terminal back, if it was taken. May be called from any thread, and twice.
+/// Restores the terminal, if it was taken. Callable from any thread, repeatedly.
 pub fn restore() {
     let _guard = writing();
     if TAKEN.swap(false, Ordering::SeqCst) {
-        // a terminal that is gone needs nothing
+        // a closed terminal needs nothing
         let _ = execute!(stdout(), Show, LeaveAlternateScreen);
         let _ = disable_raw_mode();
     }
 }
 
-/// Waits for whoever writes, but not for ever: a terminal may be stopped.
+/// Waits for other writers, but not forever: a terminal may be stopped.
 fn writing() -> Option<MutexGuard<'static, ()>> {
     for _ in 0..100 {
         match WRITING.try_lock() {
@@ -107,7 +107,7 @@ fn writing() -> Option<MutexGuard<'static, ()>> {
 
 #[cfg(unix)]
 mod signals {
-    use super::{WENT_ON, restore};
+    use super::{CONTINUED, restore};
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
     use signal_hook::iterator::Signals;
     use signal_hook::low_level::{emulate_default_handler, raise};
@@ -116,8 +116,8 @@ mod signals {
 
     static HANDLED: OnceLock<bool> = OnceLock::new();
 
-    /// From now on a signal that ends or stops the program gives the terminal back first. The thread stays for the
-    /// program's life: once a signal is handled, only this thread can do what it did before.
+    /// Makes signals that end or stop the program restore the terminal first. The thread stays for the
+    /// program's life: only it can then perform the default action of a handled signal.
     pub fn handle() -> bool {
         *HANDLED.get_or_init(|| {
             let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP]) else {
@@ -129,7 +129,7 @@ mod signals {
                     restore();
                     // ends the program, or stops it here until it continues
                     let _ = emulate_default_handler(signal);
-                    WENT_ON.store(true, Ordering::SeqCst);
+                    CONTINUED.store(true, Ordering::SeqCst);
                 }
             });
             spawned.is_ok()
@@ -162,7 +162,7 @@ mod signals {
         std::process::exit(130);
     }
 
-    /// There is nothing like Ctrl-Z.
+    /// Does nothing: there is no Ctrl-Z.
     pub fn suspend() {}
 }
 

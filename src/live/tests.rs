@@ -1,6 +1,6 @@
 mod observed;
 
-use super::keys::{Act, press};
+use super::keys::{Action, press};
 use super::metrics::{Unit, headlines, left};
 use super::state::LiveState;
 use super::steering::Steering;
@@ -249,8 +249,8 @@ fn a_narrow_window_leaves_out_the_speed_shortens_the_name_and_cuts_no_word() {
         let rest: Vec<&str> = rest.trim().split("  ").map(str::trim).collect();
         assert_eq!(rest[..2], ["step 40 of 400", DOING], "{columns}: {line}");
         let pace = &rest[2..];
-        let whole = ["12,345 tokens/s", "3 min 0 s left"];
-        assert!(whole.ends_with(pace), "{columns}: {line}");
+        let expected = ["12,345 tokens/s", "3 min 0 s left"];
+        assert!(expected.ends_with(pace), "{columns}: {line}");
         assert!(columns < 70 || !pace.is_empty(), "{columns}: {line}");
     }
     // a small window has a line for the name and one for what is done
@@ -270,7 +270,7 @@ fn windows_of_every_size_are_drawn_with_much_with_little_and_with_nothing_to_sho
     let mut help = running();
     help.help = true;
     let mut asking = running();
-    asking.asking = true;
+    asking.confirms_end = true;
     let mut long = running();
     let text = "漢字 and a long line of text\n".repeat(400);
     long.apply(ViewUpdate::Warning(text.clone()));
@@ -329,37 +329,37 @@ fn a_second_q_asks_and_the_run_ends_only_if_the_answer_is_yes() {
     let (mut state, steering) = (running(), Steering::default());
     let mut type_in = |keys: &str| {
         let last = keys.chars().fold(None, |_, c| Some(press(key(c), &mut state, Some(&steering))));
-        (last, state.asking, steering.asked().stopping)
+        (last, state.confirms_end, steering.requests().stopping)
     };
-    assert_eq!(type_in("q"), (Some(Act::None), false, true));
-    assert_eq!(type_in("q"), (Some(Act::None), true, true));
-    assert_eq!(type_in("x"), (Some(Act::None), false, true));
-    assert_eq!(type_in("qc"), (Some(Act::None), false, false));
-    assert_eq!(type_in("qqy"), (Some(Act::EndNow), false, true));
+    assert_eq!(type_in("q"), (Some(Action::None), false, true));
+    assert_eq!(type_in("q"), (Some(Action::None), true, true));
+    assert_eq!(type_in("x"), (Some(Action::None), false, true));
+    assert_eq!(type_in("qc"), (Some(Action::None), false, false));
+    assert_eq!(type_in("qqy"), (Some(Action::EndNow), false, true));
 }
 
 #[test]
 fn keys_of_a_run_elsewhere_leave_the_view_and_steer_nothing() {
     let mut state = running();
     for c in "ps?".chars() {
-        assert_eq!(press(key(c), &mut state, None), Act::None);
+        assert_eq!(press(key(c), &mut state, None), Action::None);
     }
-    assert!(state.help && state.asked == super::steering::Asked::default());
-    assert_eq!(press(key('q'), &mut state, None), Act::Leave);
+    assert!(state.help && state.requests == super::steering::Requests::default());
+    assert_eq!(press(key('q'), &mut state, None), Action::Leave);
     let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(press(interrupt, &mut state, None), Act::Leave);
-    assert_eq!(press(interrupt, &mut state, Some(&Steering::default())), Act::EndNow);
+    assert_eq!(press(interrupt, &mut state, None), Action::Leave);
+    assert_eq!(press(interrupt, &mut state, Some(&Steering::default())), Action::EndNow);
 }
 
 #[test]
 fn n_goes_through_the_samples_of_the_step_and_begins_again() {
     let mut state = running();
-    let mut seen = vec![state.current().unwrap().pick];
+    let mut picks = vec![state.current().unwrap().pick];
     for _ in 0..3 {
         press(key('n'), &mut state, None);
-        seen.push(state.current().unwrap().pick);
+        picks.push(state.current().unwrap().pick);
     }
-    assert_eq!(seen, [Pick::Newest, Pick::Best, Pick::Worst, Pick::Newest]);
+    assert_eq!(picks, [Pick::Newest, Pick::Best, Pick::Worst, Pick::Newest]);
     // what the grader read, without the space that it does not compare
     let read = &state.run.samples[0].read;
     assert_eq!(read[..], [("answer".to_owned(), Some("43".to_owned()))]);

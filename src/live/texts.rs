@@ -1,4 +1,4 @@
-//! Texts of samples and warnings as a terminal may show them: nothing in them moves the cursor or turns a line around.
+//! Safe texts of samples and warnings: nothing in them moves the cursor or changes the direction of a line.
 
 use ratatui::text::Span;
 
@@ -7,14 +7,14 @@ pub fn clean(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' => '⏎',
         '\t' | '\u{2028}' | '\u{2029}' => ' ',
-        _ if c.is_control() || turns(c) => '\u{fffd}',
+        _ if c.is_control() || is_format_char(c) => '\u{fffd}',
         other => other,
     };
     text.replace("\r\n", "\n").chars().map(shown).collect()
 }
 
-/// Whether a character changes the direction of text, or is not seen at all.
-fn turns(c: char) -> bool {
+/// Returns true if a character changes the direction of text, or is invisible.
+fn is_format_char(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{61c}')
 }
 
@@ -23,7 +23,7 @@ pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// A clean text in at most `lines` lines of `columns` columns. Of a longer one the beginning and the end, where a
+/// A clean text in at most `lines` lines of `columns` columns. A longer one keeps its beginning and its end, where a
 /// completion has its answer.
 pub fn fit(text: &str, columns: usize, lines: usize) -> Vec<String> {
     if columns < 4 || lines == 0 {
@@ -35,16 +35,16 @@ pub fn fit(text: &str, columns: usize, lines: usize) -> Vec<String> {
     }
     if lines == 1 {
         let (head, tail) = (columns / 2, columns - columns / 2 - 1);
-        let all: String = wrapped.concat();
-        let head = wrap(&all, head).swap_remove(0);
+        let joined: String = wrapped.concat();
+        let head = wrap(&joined, head).swap_remove(0);
         let mut end: Vec<char> = Vec::new();
         let mut left = tail;
-        for c in all.chars().rev() {
-            let own = width(c.encode_utf8(&mut [0; 4]));
-            if own > left {
+        for c in joined.chars().rev() {
+            let char_width = width(c.encode_utf8(&mut [0; 4]));
+            if char_width > left {
                 break;
             }
-            left -= own;
+            left -= char_width;
             end.push(c);
         }
         let end: String = end.into_iter().rev().collect();
@@ -65,17 +65,17 @@ pub fn fit(text: &str, columns: usize, lines: usize) -> Vec<String> {
     wrapped
 }
 
-/// Cuts a text into lines of at most so many columns.
+/// Cuts a text into lines of at most `columns` columns.
 fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;
     for c in text.chars() {
-        let own = width(c.encode_utf8(&mut [0; 4]));
-        if used + own > columns {
+        let taken = width(c.encode_utf8(&mut [0; 4]));
+        if used + taken > columns {
             lines.push(String::new());
             used = 0;
         }
-        used += own;
+        used += taken;
         if let Some(line) = lines.last_mut() {
             line.push(c);
         }

@@ -1,4 +1,4 @@
-//! Colours, and what stands for them where there are none.
+//! Colors, and their replacements without colors.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -6,13 +6,13 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders};
 
-/// How things look.
+/// Styles of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Theme {
     colour: bool,
 }
 
-/// What a phase's part of the bar is drawn with: all can be told apart without colours.
+/// Characters and colors of phases in a bar; distinguishable without colors.
 const FILLS: [(char, Color); 8] = [
     ('█', Color::Cyan),
     ('▒', Color::Yellow),
@@ -25,22 +25,22 @@ const FILLS: [(char, Color); 8] = [
 ];
 
 impl Theme {
-    /// With colours.
+    /// With colors.
     pub const COLOUR: Self = Self { colour: true };
-    /// Without: where `NO_COLOR` is set to anything, and in pictures.
+    /// Without colors: with `NO_COLOR`, and in pictures.
     pub const PLAIN: Self = Self { colour: false };
 
-    /// The theme that the environment asks for.
-    pub fn of_environment() -> Self {
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        if refused { Self::PLAIN } else { Self::COLOUR }
+    /// The theme by the environment.
+    pub fn from_environment() -> Self {
+        let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        if is_plain { Self::PLAIN } else { Self::COLOUR }
     }
 
     fn coloured(self, colour: Color, without: Modifier) -> Style {
         if self.colour { Style::new().fg(colour) } else { Style::new().add_modifier(without) }
     }
 
-    /// Names and values that are looked for first.
+    /// Important names and values.
     pub fn strong(self) -> Style {
         self.coloured(Color::Reset, Modifier::empty()).add_modifier(Modifier::BOLD)
     }
@@ -65,7 +65,7 @@ impl Theme {
         self.coloured(Color::Yellow, Modifier::empty())
     }
 
-    /// Draws a section's heading above a line, and gives the area below it.
+    /// Draws a section's heading above a line; returns the area below it.
     pub fn section<'t>(self, frame: &mut Frame<'_>, area: Rect, heading: impl Into<Line<'t>>) -> Rect {
         let block = Block::new().borders(Borders::TOP).border_style(self.label()).title(heading);
         let inner = block.inner(area);
@@ -73,7 +73,7 @@ impl Theme {
         inner
     }
 
-    /// What a part of a bar is filled with.
+    /// Character and style of a part of a bar.
     pub fn fill(self, at: usize) -> (char, Style) {
         let (fill, colour) = FILLS[at % FILLS.len()];
         (fill, self.coloured(colour, Modifier::empty()))

@@ -1,4 +1,4 @@
-//! What a window shows of a run, by its size.
+//! Layouts of a window, by its size.
 
 use super::curves;
 use super::headline;
@@ -12,10 +12,10 @@ use super::theme::Theme;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-/// A window of less is small: one column of numbers.
+/// Size of a medium window; a smaller one is small: one column of numbers.
 const MEDIUM: (u16, u16) = (60, 20);
 
-/// A window of at least this is large: everything side by side.
+/// Size of a large window: everything side by side.
 const LARGE: (u16, u16) = (140, 34);
 
 /// Draws a run.
@@ -45,16 +45,16 @@ fn rows(area: &mut Rect, height: u16) -> Rect {
 /// Divides an area into columns, with a gap between them.
 fn columns<const N: usize>(area: Rect, gap: u16) -> [Rect; N] {
     let count = N as u16;
-    let own = area.width.saturating_sub(gap * (count - 1)) / count;
+    let column_width = area.width.saturating_sub(gap * (count - 1)) / count;
     std::array::from_fn(|at| {
-        let x = area.x + at as u16 * (own + gap);
-        // the last one takes what the division left
-        let width = if at + 1 == N { area.right() - x } else { own };
+        let x = area.x + at as u16 * (column_width + gap);
+        // the last one takes the remainder
+        let width = if at + 1 == N { area.right() - x } else { column_width };
         Rect { x, width, ..area }
     })
 }
 
-/// One column of numbers, as far as it goes.
+/// One column of numbers, as far as it fits.
 fn small(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let mut rest = area;
     let keys = match area.height {
@@ -89,16 +89,16 @@ fn medium(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     headline::line(frame, rows(&mut rest, 1), state, theme);
     headline::table(frame, rows(&mut rest, 2), state, theme);
     let known = metrics::phases(&state.run).len() as u16;
-    let of_phases = (4 + spare / 4).min(known.max(2) + 2);
-    let of_samples = 6 + spare / 4;
-    let of_notes = 2 + spare / 8;
-    let below = of_phases + of_samples + of_notes + 1;
+    let phase_rows = (4 + spare / 4).min(known.max(2) + 2);
+    let sample_rows = 6 + spare / 4;
+    let note_rows = 2 + spare / 8;
+    let below = phase_rows + sample_rows + note_rows + 1;
     let [left, right] = columns(rows(&mut rest, area.height - 3 - below), 2);
     curves::training(frame, left, state, theme, true);
     curves::third(frame, right, state, theme);
-    phases::draw(frame, rows(&mut rest, of_phases), state, theme);
-    samples::draw(frame, rows(&mut rest, of_samples), state, theme);
-    notes::draw(frame, rows(&mut rest, of_notes), state, theme);
+    phases::draw(frame, rows(&mut rest, phase_rows), state, theme);
+    samples::draw(frame, rows(&mut rest, sample_rows), state, theme);
+    notes::draw(frame, rows(&mut rest, note_rows), state, theme);
     headline::keys(frame, rest, state, theme);
 }
 
@@ -109,14 +109,14 @@ fn large(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     rows(&mut rest, 1);
     headline::table(frame, rows(&mut rest, 2), state, theme);
     rows(&mut rest, 1);
-    let of_phases = (metrics::phases(&state.run).len() as u16).clamp(4, 12) + 3;
-    let left = rest.height.saturating_sub(of_phases + 1);
-    let of_curves = left / 2;
-    let [first, second, third] = columns(rows(&mut rest, of_curves), 3);
+    let phase_rows = (metrics::phases(&state.run).len() as u16).clamp(4, 12) + 3;
+    let left = rest.height.saturating_sub(phase_rows + 1);
+    let curve_rows = left / 2;
+    let [first, second, third] = columns(rows(&mut rest, curve_rows), 3);
     curves::training(frame, first, state, theme, false);
     curves::validation(frame, second, state, theme);
     curves::third(frame, third, state, theme);
-    let [left, right] = columns(rows(&mut rest, of_phases), 3);
+    let [left, right] = columns(rows(&mut rest, phase_rows), 3);
     phases::draw(frame, left, state, theme);
     notes::draw(frame, right, state, theme);
     let height = rest.height.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! What a new configuration is made of, as a user spells it.
+//! Answers for a new configuration, in the user's spelling.
 
 use super::rows::Rows;
 use firebrick::backends::DeviceSpec;
@@ -9,8 +9,8 @@ use firebrick::models::{Checkpoint, Tokenizer};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// Tokens of a sequence where a checkpoint does not limit them.
-const CONTEXT: usize = 1024;
+/// Longest sequence in tokens, if the checkpoint has no lower limit.
+const MAX_CONTEXT: usize = 1024;
 
 /// All answers.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub enum Model {
         path: PathBuf,
         /// Most tokens of a sequence.
         context: usize,
-        /// Whether it has a chat template.
+        /// True if it has a chat template.
         chats: bool,
     },
 }
@@ -48,12 +48,12 @@ pub enum Data {
     Rows(Rows),
 }
 
-/// What judges.
+/// The reward.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reward {
-    /// Of generated problems: all or nothing, or something for what is nearly right.
+    /// Of generated problems: all or nothing, or with partial credit.
     Generated { partial: bool },
-    /// A rule that needs no more than its name.
+    /// A rule without settings.
     Rule(String),
     /// A pattern.
     Regex(String),
@@ -63,10 +63,10 @@ pub enum Reward {
     Model(PathBuf),
 }
 
-/// How much memory there is.
+/// The memory to use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Memory {
-    /// A budget that a plan is made within.
+    /// A budget for the planner.
     Budget(Budget),
     /// A preset's settings.
     Preset(Preset),
@@ -78,13 +78,13 @@ impl Model {
             return Ok(Self::Tiny);
         }
         let path = expand_home(Path::new(text));
-        let of = |e: &dyn Display| format!("model: {e}; give a checkpoint folder, or `tiny`");
-        let folder = model_folder(&path, ModelFiles::Tokenizer).map_err(|e| of(&e))?;
-        let arch = Checkpoint::architecture(&folder).map_err(|e| of(&e))?;
-        let tokenizer = Tokenizer::from_dir(&folder).map_err(|e| of(&e))?;
+        let error = |e: &dyn Display| format!("model: {e}; give a checkpoint folder, or `tiny`");
+        let folder = model_folder(&path, ModelFiles::Tokenizer).map_err(|e| error(&e))?;
+        let arch = Checkpoint::architecture(&folder).map_err(|e| error(&e))?;
+        let tokenizer = Tokenizer::from_dir(&folder).map_err(|e| error(&e))?;
         Ok(Self::Folder {
             path,
-            context: arch.context().unwrap_or(CONTEXT).min(CONTEXT),
+            context: arch.context().unwrap_or(MAX_CONTEXT).min(MAX_CONTEXT),
             chats: tokenizer.has_chat_template(),
         })
     }
@@ -95,11 +95,11 @@ impl Data {
         match text {
             "arithmetic" => Ok(Self::Arithmetic),
             "countdown" => Ok(Self::Countdown),
-            _ => Rows::look(&expand_home(Path::new(text)).to_string_lossy()).map(Self::Rows),
+            _ => Rows::inspect(&expand_home(Path::new(text)).to_string_lossy()).map(Self::Rows),
         }
     }
 
-    /// The rewards that go with it, as they are spelled.
+    /// The rewards that go with it, in the user's spelling.
     pub fn rewards(&self) -> &'static str {
         match self {
             Self::Arithmetic | Self::Countdown => "correct, partial",
@@ -116,7 +116,7 @@ impl Data {
     }
 }
 
-/// Rules that need no more than their names.
+/// Rules without settings.
 const RULES: [&str; 5] = ["exact", "contains", "number", "gsm8k", "math"];
 
 impl Reward {
@@ -160,7 +160,7 @@ fn python(place: &str) -> Result<Reward, String> {
 
 impl Memory {
     pub fn parse(text: &str) -> Result<Self, String> {
-        let preset = Preset::ALL.into_iter().find(|own| own.name() == text);
+        let preset = Preset::ALL.into_iter().find(|preset| preset.name() == text);
         if let Some(preset) = preset {
             return Ok(Self::Preset(preset));
         }
@@ -173,7 +173,7 @@ impl Memory {
 }
 
 impl Answers {
-    /// Refuses answers that do not go together.
+    /// Rejects conflicting answers.
     pub fn check(&self) -> Result<(), String> {
         match (&self.model, &self.data) {
             (Model::Tiny, Data::Rows(_)) => Err(

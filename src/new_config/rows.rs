@@ -1,4 +1,4 @@
-//! What the first row of a dataset says of all of them.
+//! Properties of a dataset by its first row.
 
 use firebrick::engine::hub::HubName;
 use firebrick::engine::task::RowFiles;
@@ -13,24 +13,24 @@ const GROUND_TRUTHS: [&str; 6] = ["answer", "ground_truth", "solution", "target"
 /// Rows of files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rows {
-    /// Where they are, as a configuration in any folder names it.
+    /// Their path, valid in any folder.
     pub place: String,
-    /// Whether the same place has rows to validate on.
+    /// True if the same source has validation rows.
     pub holds_out: bool,
     /// The field with the question.
     pub question: String,
-    /// Whether that field holds a conversation.
+    /// True if that field holds a conversation.
     pub is_chat: bool,
     /// The field with the ground truth.
     pub answer: Option<String>,
-    /// How ground truths are written.
+    /// Format of ground truths.
     pub form: Form,
 }
 
-/// How a ground truth is written.
+/// Format of a ground truth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As GSM8K's, behind `####`.
+    /// As GSM8K's, after `####`.
     Marked,
     /// In mathematics: it has a command of LaTeX.
     Mathematics,
@@ -41,14 +41,14 @@ pub enum Form {
 }
 
 impl Rows {
-    /// Looks at the first row of a place, fetching it where it is a dataset of the Hub.
-    pub fn look(text: &str) -> Result<Self, String> {
+    /// Reads the first row of a source, and downloads it from the Hub if necessary.
+    pub fn inspect(text: &str) -> Result<Self, String> {
         let here = Path::new(".");
         let files = RowFiles::from(text);
         let row = files.first_row(here).map_err(|e| {
             format!(
-                "data: {e}; give rows (a JSON Lines, JSON, CSV, Parquet or Arrow file, a pattern, a folder, or a dataset of the Hub), `arithmetic` or \
-                 `countdown`"
+                "data: {e}; give rows (a JSON Lines, JSON, CSV, Parquet or Arrow file, a pattern, a folder, or a dataset \
+                 of the Hub), `arithmetic` or `countdown`"
             )
         })?;
         let has = |field: &&&str| row.get(**field).is_some_and(|value| !value.is_null());
@@ -81,29 +81,25 @@ impl Rows {
         }
     }
 
-    /// Refuses a rule that compares with a ground truth where there is none.
+    /// Rejects a rule that compares with a missing ground truth.
     pub fn check_ground_truth(&self, rule: &str) -> Result<(), String> {
         if self.answer.is_some() {
             return Ok(());
         }
         Err(format!(
-            "reward: `{rule}` compares with a ground truth, and the first row has none of the fields {}; rename the field with the \
-             answer",
+            "reward: `{rule}` compares with a ground truth, and the first row has none of the fields {}; rename the \
+             field with the answer",
             GROUND_TRUTHS.join(", ")
         ))
     }
 }
 
-/// The field with the ground truth, and how that is written.
+/// The field with the ground truth, and its format.
 fn ground_truth(row: &Map<String, Value>) -> (Option<String>, Form) {
-    let found =
+    let known =
         GROUND_TRUTHS.iter().find_map(|field| Some((*field, row.get(*field).filter(|value| !value.is_null())?)));
-    // verl's rows
-    let verls = || {
-        let own = row.get("reward_model")?.get("ground_truth")?;
-        Some(("reward_model.ground_truth", own))
-    };
-    let Some((field, truth)) = found.or_else(verls) else {
+    let in_verl = || Some(("reward_model.ground_truth", row.get("reward_model")?.get("ground_truth")?));
+    let Some((field, truth)) = known.or_else(in_verl) else {
         return (None, Form::Text);
     };
     let form = match truth {
@@ -120,8 +116,8 @@ fn is_number(text: &str) -> bool {
     text.trim().replace(',', "").parse::<f64>().is_ok_and(f64::is_finite)
 }
 
-/// Where a file is, from any folder.
+/// The absolute path of a file; the text itself if there is none.
 fn absolute(text: &str) -> String {
-    let whole = std::path::absolute(text).unwrap_or_else(|_| text.into());
-    whole.to_string_lossy().into_owned()
+    let absolute = std::path::absolute(text).unwrap_or_else(|_| text.into());
+    absolute.to_string_lossy().into_owned()
 }

@@ -16,13 +16,13 @@ fn example(name: &str) -> PathBuf {
 fn models_data_rewards() -> Vec<(Model, Data, Reward)> {
     let folder = |name: &str| Model::parse(fixture(name).to_str().unwrap()).unwrap();
     let rows = Data::parse(fixture("gsm8k/train.jsonl").to_str().unwrap()).unwrap();
-    let mut all = Vec::new();
+    let mut answers = Vec::new();
     for model in [Model::parse("tiny").unwrap(), folder("models/qwen2-tied")] {
         for data in ["arithmetic", "countdown"] {
             let data = Data::parse(data).unwrap();
             for reward in ["correct", "partial"] {
                 let reward = Reward::parse(reward, &data).unwrap();
-                all.push((model.clone(), data.clone(), reward));
+                answers.push((model.clone(), data.clone(), reward));
             }
         }
     }
@@ -36,10 +36,10 @@ fn models_data_rewards() -> Vec<(Model, Data, Reward)> {
         for reward in ["exact", "contains", "number", "gsm8k", "math", &function, "regex:#### (-?[0-9]+)\"\\s", &judge]
         {
             let reward = Reward::parse(reward, &rows).unwrap();
-            all.push((model.clone(), rows.clone(), reward));
+            answers.push((model.clone(), rows.clone(), reward));
         }
     }
-    all
+    answers
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn what_is_written_has_no_mistakes_whatever_the_answers_are() {
                 let file = dir.path().join("run.yaml");
                 let text = write(&answers, &file);
                 std::fs::write(&file, &text).unwrap();
-                let found = check(&file, &[], false).unwrap().problems;
-                assert!(found.is_empty(), "{answers:?}: {found:#?}\n{text}");
+                let problems = check(&file, &[], false).unwrap().problems;
+                assert!(problems.is_empty(), "{answers:?}: {problems:#?}\n{text}");
                 assert!(text.lines().filter(|line| line.contains('#')).count() >= 8, "{text}");
                 cases += 1;
             }
@@ -83,21 +83,21 @@ fn answers_that_cannot_be_are_refused_by_name() {
         std::fs::write(&path, text).unwrap();
         Data::parse(path.to_str().unwrap())
     };
-    let said = |wrong: Result<(), String>| wrong.unwrap_err();
-    assert!(said(Model::parse("no/such/model").map(drop)).contains("checkpoint folder, or `tiny`"));
-    assert!(said(Data::parse("no/such.jsonl").map(drop)).contains("no/such.jsonl"));
-    assert!(said(rows("").map(drop)).contains("rows.jsonl"));
-    let unknown = said(rows("{\"frage\": \"x\", \"antwort\": 1}").map(drop));
+    let error = |wrong: Result<(), String>| wrong.unwrap_err();
+    assert!(error(Model::parse("no/such/model").map(drop)).contains("checkpoint folder, or `tiny`"));
+    assert!(error(Data::parse("no/such.jsonl").map(drop)).contains("no/such.jsonl"));
+    assert!(error(rows("").map(drop)).contains("rows.jsonl"));
+    let unknown = error(rows("{\"frage\": \"x\", \"antwort\": 1}").map(drop));
     assert!(unknown.contains("frage, antwort"), "{unknown}");
     let plain = rows("{\"question\": \"x\"}").unwrap();
-    assert!(said(Reward::parse("exact", &plain).map(drop)).contains("ground truth"));
-    assert!(said(Reward::parse("correct", &plain).map(drop)).contains("exact, contains"));
-    assert!(said(Reward::parse("exact", &Data::Countdown).map(drop)).contains("`correct`"));
+    assert!(error(Reward::parse("exact", &plain).map(drop)).contains("ground truth"));
+    assert!(error(Reward::parse("correct", &plain).map(drop)).contains("exact, contains"));
+    assert!(error(Reward::parse("exact", &Data::Countdown).map(drop)).contains("`correct`"));
     for wrong in ["python:rewards.py", "python::f", "python:no/such.py:f"] {
-        let said = said(Reward::parse(wrong, &plain).map(drop));
-        assert!(said.contains("python:FILE:FUNCTION") || said.contains("no file no/such.py"), "{said}");
+        let error = error(Reward::parse(wrong, &plain).map(drop));
+        assert!(error.contains("python:FILE:FUNCTION") || error.contains("no file no/such.py"), "{error}");
     }
-    let memory = said(Memory::parse("plenty").map(drop));
+    let memory = error(Memory::parse("plenty").map(drop));
     assert!(memory.contains("8GiB") && memory.contains("constrained"), "{memory}");
     let tiny = Answers {
         model: Model::Tiny,
@@ -106,35 +106,36 @@ fn answers_that_cannot_be_are_refused_by_name() {
         memory: Memory::parse("auto").unwrap(),
         device: DeviceSpec::CPU,
     };
-    assert!(said(tiny.check()).contains("--data arithmetic"));
+    assert!(error(tiny.check()).contains("--data arithmetic"));
 }
 
-/// What the first row says, read from a file.
+/// The rows of a file with one row.
 fn read(row: &str) -> Rows {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.jsonl");
     std::fs::write(&path, format!("\n{row}\n")).unwrap();
-    Rows::look(path.to_str().unwrap()).unwrap()
+    Rows::inspect(path.to_str().unwrap()).unwrap()
 }
 
 #[test]
 fn rows_are_read_for_the_fields_that_they_have_and_the_reward_that_fits_them() {
-    let said = |row: &str| {
+    let summary = |row: &str| {
         let rows = read(row);
         let reward = rows.usual_reward();
         (rows.question, rows.is_chat, rows.answer.unwrap_or_default(), reward)
     };
-    let of = |question: &str, is_chat, answer: &str, reward| (question.to_owned(), is_chat, answer.to_owned(), reward);
+    let expected =
+        |question: &str, is_chat, answer: &str, reward| (question.to_owned(), is_chat, answer.to_owned(), reward);
     let verl = r#"{"prompt": [{"role": "user", "content": "x"}], "reward_model": {"ground_truth": "72"}}"#;
-    assert_eq!(said(verl), of("prompt", true, "reward_model.ground_truth", "number"));
+    assert_eq!(summary(verl), expected("prompt", true, "reward_model.ground_truth", "number"));
     let gsm8k = r#"{"question": "x", "answer": "so #### 72"}"#;
-    assert_eq!(said(gsm8k), of("question", false, "answer", "gsm8k"));
+    assert_eq!(summary(gsm8k), expected("question", false, "answer", "gsm8k"));
     let math = r#"{"problem": "x", "solution": "It is $\\boxed{\\frac12}$."}"#;
-    assert_eq!(said(math), of("problem", false, "solution", "math"));
+    assert_eq!(summary(math), expected("problem", false, "solution", "math"));
     let text = r#"{"question": "x", "target": "yes"}"#;
-    assert_eq!(said(text), of("question", false, "target", "exact"));
+    assert_eq!(summary(text), expected("question", false, "target", "exact"));
     let number = r#"{"question": "x", "target": "1,234.5"}"#;
-    assert_eq!(said(number), of("question", false, "target", "number"));
+    assert_eq!(summary(number), expected("question", false, "target", "number"));
 }
 
 #[test]
@@ -144,13 +145,13 @@ fn folders_have_their_own_validation_where_a_file_says_so_and_paths_are_absolute
     let write = |name: &str| std::fs::write(dir.path().join(name), row).unwrap();
     write("train.jsonl");
     let folder = dir.path().to_str().unwrap();
-    assert!(!Rows::look(&format!("{folder}/train.jsonl")).unwrap().holds_out);
+    assert!(!Rows::inspect(&format!("{folder}/train.jsonl")).unwrap().holds_out);
     write("test.jsonl");
-    let rows = Rows::look(folder).unwrap();
+    let rows = Rows::inspect(folder).unwrap();
     assert!(rows.holds_out);
     assert_eq!(rows.place, folder);
     let fixture = fixture("gsm8k");
     let relative = fixture.strip_prefix(std::env::current_dir().unwrap()).unwrap();
-    let rows = Rows::look(relative.to_str().unwrap()).unwrap();
+    let rows = Rows::inspect(relative.to_str().unwrap()).unwrap();
     assert_eq!((Path::new(&rows.place), rows.holds_out), (fixture.as_path(), true));
 }

@@ -11,10 +11,10 @@ use std::path::Path;
 
 const TEMPLATE: &str = include_str!("run.yaml.jinja");
 
-/// What is asked of a model whose answers are found behind `####`.
+/// Instruction for models with answers after `####`.
 const MARKED: &str = "\\nLet's think step by step and output the final answer after \\\"####\\\".";
 
-/// What is asked of a model whose answers are read as mathematics, in a template in YAML's double quotes.
+/// Instruction for models with mathematical answers, in a template in YAML's double quotes.
 const BOXED: &str = "\\nPlease reason step by step, and put your final answer within \\\\boxed{{}}.";
 
 /// The configuration in a file of this name. Relative paths in it are relative to the file's folder.
@@ -51,7 +51,7 @@ pub fn write(answers: &Answers, file: &Path) -> String {
         answer_field => rows.and_then(|rows| rows.answer.as_deref()).map(quoted),
         marked => rows.is_some_and(|rows| rows.form == Form::Marked),
         prompt_field => rows.and_then(|rows| prompt_field(rows, chats, reward)),
-        prompt => rows.map(|rows| format!("{{{}}}{}", rows.question, asks(reward))),
+        prompt => rows.map(|rows| format!("{{{}}}{}", rows.question, instruction(reward))),
         model, chats, data, partial, reward, reward_keys, prompt_length, response_length, preset, budget
     };
     let mut syntax = SyntaxConfig::builder();
@@ -72,13 +72,13 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.chars().map(escaped).collect::<String>())
 }
 
-/// Where a file is, as a configuration in another folder names it.
+/// The quoted absolute path of a file.
 fn place(path: &Path) -> String {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     quoted(&absolute.to_string_lossy())
 }
 
-/// Where a checkpoint is: a name of the Hub stays one.
+/// The quoted path of a checkpoint, or its name on the Hub.
 fn checkpoint(path: &Path) -> String {
     match HubName::of_path(path, RepoKind::Model) {
         Some(_) => quoted(&path.to_string_lossy()),
@@ -99,8 +99,8 @@ fn reward(reward: &Reward) -> (&str, BTreeMap<&str, String>) {
     }
 }
 
-/// What a rule asks of the model, behind the question.
-fn asks(reward: &str) -> &'static str {
+/// The instruction of a rule after the question.
+fn instruction(reward: &str) -> &'static str {
     match reward {
         "gsm8k" => MARKED,
         "math" => BOXED,
@@ -108,13 +108,13 @@ fn asks(reward: &str) -> &'static str {
     }
 }
 
-/// The field that is the prompt as it is: a conversation, or a text that the model continues where it ends.
+/// The field that is the complete prompt: a conversation, or a text that the model continues.
 fn prompt_field(rows: &Rows, chats: bool, reward: &str) -> Option<String> {
-    let continues = !chats && rows.question == "prompt" && asks(reward).is_empty();
+    let continues = !chats && rows.question == "prompt" && instruction(reward).is_empty();
     (rows.is_chat || continues).then(|| quoted(&rows.question))
 }
 
-/// Most tokens of prompt and completion, for a model of this context; none is that of the small decoder.
+/// Most tokens of prompt and completion, for a model of this context; `None` for the small decoder.
 fn lengths(data: &Data, context: Option<usize>) -> (String, String) {
     let (prompt, response) = match (data, context) {
         (Data::Countdown, None) => (16, 16),
@@ -130,7 +130,7 @@ fn lengths(data: &Data, context: Option<usize>) -> (String, String) {
     (format!("{prompt:<5}"), response)
 }
 
-/// Bytes in the largest unit that leaves a whole number: `2GiB`.
+/// Bytes in the largest unit that divides them: `2GiB`.
 fn size(bytes: u64) -> String {
     let unit = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
         .into_iter()

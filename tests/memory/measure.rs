@@ -205,13 +205,13 @@ fn one_of(parallel: &Parallel, stage: usize) -> World {
         (ranks, 1) => World::new(Arc::new(Loopback::first(ranks))),
         (_, stages) => World::new(Arc::new(Loopback::of_stage(stage, stages, data))),
     };
-    let world = world.sharing_sequences(sequence);
+    let world = world.with_sequence_parallel(sequence);
     let world = world.and_then(|world| match critic_sequence {
-        Some(ranks) => world.sharing_critic_sequences(ranks as usize),
+        Some(ranks) => world.with_critic_sequence_parallel(ranks as usize),
         None => Ok(world),
     });
-    let world = world.and_then(|world| world.sharing_matrices(tensor));
-    let world = world.and_then(|world| world.in_stages(pipeline));
+    let world = world.and_then(|world| world.with_tensor_parallel(tensor));
+    let world = world.and_then(|world| world.with_pipeline_stages(pipeline));
     world.expect("a mesh")
 }
 
@@ -225,15 +225,15 @@ fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
     let prefetch = plan.models.values().map(|m| m.prefetch).max().unwrap_or(0);
     let (share, stage) = (world.tensor_share(), world.pipeline_stage());
     let part = |whole: Decoder| match (share, stage) {
-        (Some(share), _) => whole.trained_share(share).expect("a share"),
-        (None, Some(stage)) => whole.in_stage(stage).expect("a stage"),
+        (Some(share), _) => whole.training_shard(share).expect("a share"),
+        (None, Some(stage)) => whole.with_stage(stage).expect("a stage"),
         (None, None) => whole,
     };
     let runtime = Runtime::new(&device).with_prefetch(prefetch);
     let runtime = Arc::new(runtime.with_world(world));
     let critic = plan.critic().map(|own| {
         let decoder = part(decoder.with_value_head(1));
-        let runtime = Arc::new(runtime.of_critic());
+        let runtime = Arc::new(runtime.for_critic());
         Learner::for_role(Role::Critic, decoder, own.clone(), config.clone(), runtime)
     });
     let mut learner = Learner::new(part(decoder), plan.policy().clone(), config, runtime);
@@ -310,7 +310,7 @@ fn backward<'l>(learner: &mut Learner, sequences: &[Sequence], loss: impl Into<H
     let role = model.role();
     let ResidentModel { decoder, plan, .. } = model;
     let world = runtime.world();
-    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).of(decoder);
+    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).for_decoder(decoder);
     let cut = train_cut(plan, decoder.arch());
     let batch = Batch::pack_for(sequences, cut, world.data_size()).expect("micro-batches");
     let (all, mut dealt) = (batch.micros(), batch.deal(world.data_size()));

@@ -12,7 +12,7 @@ use firebrick::engine::executor::{Residency, ResidentModel, kept_values};
 use firebrick::engine::plan::{MemoryConfig, Role};
 use firebrick::engine::world::World;
 use firebrick::models::checkpoint::{ExportOptions, export};
-use firebrick::models::decoder::RankPart;
+use firebrick::models::decoder::RankShard;
 use firebrick::models::unit::ParamSpec;
 use firebrick::models::{Checkpoint, Decoder};
 use serde_json::json;
@@ -65,8 +65,8 @@ fn ranks_that_share_out_weights_load_and_write_a_model_that_none_of_them_ever_ho
         let world = World::new(rank);
         let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
         let values = kept_values(&plan, arch, &world);
-        let part = RankPart { share: None, values: Some(&values) };
-        let decoder = checkpoint.load_part(part, &device).expect("loaded");
+        let part = RankShard { share: None, values: Some(&values) };
+        let decoder = checkpoint.load_shard(part, &device).expect("loaded");
         let model = ResidentModel::new(decoder, plan.clone(), Role::Policy, &Accounts::new());
         let mut model = model.shared_by(&world);
         model.set_residency(Residency::Idle).expect("shards");
@@ -81,7 +81,7 @@ fn ranks_that_share_out_weights_load_and_write_a_model_that_none_of_them_ever_ho
         together.wait();
         let done =
             model.write_whole(|policy| Ok(export(policy, &checkpoint, None, &written, ExportOptions::default())?));
-        world.together(done).expect("written");
+        world.agree(done).expect("written");
         together.wait();
         (own, loading, grew(held))
     });

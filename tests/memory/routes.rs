@@ -45,7 +45,7 @@ fn the_table_of_routes_takes_the_host_bytes_that_an_estimate_counts() {
         let sampling = SamplingParams { max_new_tokens: case.response, ..SamplingParams::default() };
         let limits = SchedulerConfig { kv_cache_bytes: limit, ..SchedulerConfig::new(case.sequences) };
         let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
-        let generator = generator.accounted(&accounts);
+        let generator = generator.with_accounts(&accounts);
         let ran = generator.run_with(&requests(&case), case.group, &limits, |_| {});
         ran.expect("samples");
         let balance = accounts.balance(Category::KvCache, Home::Host);

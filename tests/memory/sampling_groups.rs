@@ -36,7 +36,7 @@ in_own_process!(
 
 fn together() -> World {
     let world = World::new(Arc::new(Loopback::first(TOGETHER)));
-    world.sampling_together(TOGETHER).expect("a mesh")
+    world.with_rollout_tensor_parallel(TOGETHER).expect("a mesh")
 }
 
 /// A random model of a case as one of the ranks has it: whole, until it is moved.
@@ -57,7 +57,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
     let sampling = SamplingParams { max_new_tokens: case.response, ..SamplingParams::default() };
     allocator::reset_peak();
     let group = world.tensor_group().expect("a group");
-    let own = model.tensor_shard(&group, case.arch.precision);
+    let own = model.sampling_shard(&group, case.arch.precision);
     let own: Decoder = own.expect("a share");
     Generator::new(&own, None, &sampling)
         .map(|generator| generator.prepack(case.prepack))

@@ -195,7 +195,7 @@ fn a_group_that_samples_sends_what_is_predicted() {
         let memory = MemoryConfig { zero_stage: 3, gradient_checkpointing: true, ..MemoryConfig::default() };
         let plan = memory.plan(&arch).unwrap();
         let ranks = Threads::run(size, Settings::default(), |rank| {
-            let world = World::new(rank).sampling_together(size).unwrap();
+            let world = World::new(rank).with_rollout_tensor_parallel(size).unwrap();
             let decoder = Decoder::random(arch.clone(), 1, &Device::flex());
             let accounts = Accounts::new();
             let model = ResidentModel::new(decoder, plan.clone(), Role::Policy, &accounts);
@@ -203,7 +203,7 @@ fn a_group_that_samples_sends_what_is_predicted() {
             model.set_residency(Residency::Idle).unwrap();
             let before = world.traffic();
             let own = world.tensor_group().unwrap();
-            let own = model.tensor_shard(&own, arch.precision).unwrap();
+            let own = model.sampling_shard(&own, arch.precision).unwrap();
             let gathered = world.traffic();
             let sampling = SamplingParams { max_new_tokens: response, ..SamplingParams::default() };
             let requests: Vec<GenerationRequest> = (0..prompts as u32)
@@ -269,7 +269,7 @@ fn sent_by_a_stage(world: &World, arch: &Arch, memory: &MemoryConfig) -> [Traffi
     let device = Device::flex();
     let stage = world.pipeline_stage().unwrap();
     let decoder = Decoder::random(arch.clone(), 1, &device);
-    let decoder = decoder.in_stage(stage).unwrap();
+    let decoder = decoder.with_stage(stage).unwrap();
     let runtime = Runtime::new(&device).with_world(world.clone());
     let plan = memory.plan(arch).unwrap();
     let mut learner = Learner::new(decoder, plan, OptimConfig::default(), runtime);
@@ -315,7 +315,7 @@ fn stages_send_the_messages_and_bytes_that_are_predicted() {
             ..MemoryConfig::default()
         };
         let ranks = Threads::run(size, Settings::default(), |rank| {
-            let world = World::new(rank).in_stages(stages).unwrap();
+            let world = World::new(rank).with_pipeline_stages(stages).unwrap();
             let stage = world.pipeline_stage().unwrap().stage();
             (stage, sent_by_a_stage(&world, &arch, &memory))
         });

@@ -10,7 +10,7 @@ use firebrick_engine::world::World;
 use firebrick_engine::{Error, Result};
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::checkpoint::{ExportOptions, WholeModel, export, save_adapter};
-use firebrick_models::decoder::RankPart;
+use firebrick_models::decoder::RankShard;
 use firebrick_models::{Checkpoint, Decoder};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -62,16 +62,18 @@ impl Shared {
         &self,
         checkpoint: &Checkpoint,
         lora: Option<&LoraConfig>,
-        change: impl Fn(Decoder, RankPart<'_>) -> Decoder + Sync,
+        change: impl Fn(Decoder, RankShard<'_>) -> Decoder + Sync,
         work: impl Fn(&World, &ResidentModel) -> T + Sync,
     ) -> Vec<T> {
         let plan = self.memory().plan(checkpoint.arch()).unwrap();
         let ranks = Threads::run(self.ranks, Settings::default(), |rank| {
-            let world =
-                World::new(rank).sharing_matrices(self.tensor).and_then(|world| world.in_stages(self.stages)).unwrap();
+            let world = World::new(rank)
+                .with_tensor_parallel(self.tensor)
+                .and_then(|world| world.with_pipeline_stages(self.stages))
+                .unwrap();
             let values = kept_values(&plan, checkpoint.arch(), &world);
-            let part = RankPart { share: world.tensor_share(), values: Some(&values) };
-            let mut decoder = checkpoint.load_part(part, &device()).unwrap();
+            let part = RankShard { share: world.tensor_share(), values: Some(&values) };
+            let mut decoder = checkpoint.load_shard(part, &device()).unwrap();
             if let Some(lora) = lora {
                 decoder = adapted(&decoder, lora);
                 decoder.keep_values_of_adapters(part).unwrap();
@@ -86,8 +88,8 @@ impl Shared {
     fn placed(&self, decoder: Decoder, world: &World, role: Role) -> ResidentModel {
         let plan = self.memory().plan(decoder.whole_arch()).unwrap();
         let decoder = match (world.pipeline_stage(), world.tensor_share()) {
-            (Some(stage), _) => decoder.in_stage(stage).unwrap(),
-            (None, Some(share)) if decoder.share().is_none() => decoder.trained_share(share).unwrap(),
+            (Some(stage), _) => decoder.with_stage(stage).unwrap(),
+            (None, Some(share)) if decoder.share().is_none() => decoder.training_shard(share).unwrap(),
             (None, _) => decoder,
         };
         let model = ResidentModel::new(decoder, plan, role, &Accounts::new());
@@ -100,10 +102,10 @@ impl Shared {
     fn critic(&self, world: &World, policy: &ResidentModel, seed: u64) -> ResidentModel {
         let arch = policy.decoder.whole_arch().clone().with_value_head();
         let values = kept_values(&self.memory().plan(&arch).unwrap(), &arch, world);
-        let part = RankPart { share: world.tensor_share(), values: Some(&values) };
+        let part = RankShard { share: world.tensor_share(), values: Some(&values) };
         let whole = policy.read_together();
         let rows = |index, rows| whole.rows(index, rows);
-        let critic = policy.decoder.part_with_value_head(part, seed, rows);
+        let critic = policy.decoder.shard_with_value_head(part, seed, rows);
         self.placed(critic.unwrap(), world, Role::Critic)
     }
 }
@@ -169,7 +171,7 @@ fn rank_0_writes_the_files_of_one_rank_from_the_parts_that_all_ranks_load() {
             std::fs::create_dir_all(&to).unwrap();
             shared.on_ranks(&checkpoint, None, |world, model| {
                 let written = model.write_whole(|policy| Ok(export(policy, &checkpoint, None, &to, small_files())?));
-                world.together(written).unwrap();
+                world.agree(written).unwrap();
             });
             assert!(files(&to) == expected, "{}, tied: {tied}", shared.name);
         }
@@ -195,7 +197,7 @@ fn adapters_and_the_model_they_merge_into_are_written_as_by_one_rank() {
         let to = folders.path().join(shared.name);
         shared.on_ranks(&checkpoint, Some(&lora), |world, model| {
             let written = model.write_whole(|policy| write(policy, &to));
-            world.together(written).unwrap();
+            world.agree(written).unwrap();
         });
         for name in ["adapter", "merged"] {
             let [found, expected] = [&to, &alone].map(|dir| files(&dir.join(name)));
@@ -221,7 +223,7 @@ fn a_critic_that_starts_from_the_parts_of_all_ranks_is_that_of_one_rank() {
         let policy = lora.map_or(policy.clone(), |lora| adapted(&policy, lora));
         let alone = folders.path().join(format!("critic {place}"));
         write(&policy.with_value_head(5), &alone).unwrap();
-        let read = checkpoint.load_with_value_head(RankPart::default(), 5, &device());
+        let read = checkpoint.load_with_value_head(RankShard::default(), 5, &device());
         if lora.is_none() {
             let own = folders.path().join(format!("read {place}"));
             write(&read.unwrap(), &own).unwrap();
@@ -232,7 +234,7 @@ fn a_critic_that_starts_from_the_parts_of_all_ranks_is_that_of_one_rank() {
             let parts = shared.on_ranks(&checkpoint, lora, |world, policy| {
                 let critic = shared.critic(world, policy, 5);
                 let written = critic.write_whole(|critic| write(critic, &to));
-                world.together(written).unwrap();
+                world.agree(written).unwrap();
                 let own = &critic.decoder;
                 own.bytes_in(Home::Device) + own.bytes_in(Home::Host)
             });
@@ -260,12 +262,12 @@ fn memory_that_one_rank_lacks_for_its_part_of_a_critic_is_every_ranks_and_all_ma
                 }
                 whole.rows(index, rows)
             };
-            let part = RankPart::default();
-            let made = policy.decoder.part_with_value_head(part, 5, refused);
-            let made = world.together(made.map_err(Error::from)).unwrap_err();
+            let part = RankShard::default();
+            let made = policy.decoder.shard_with_value_head(part, 5, refused);
+            let made = world.agree(made.map_err(Error::from)).unwrap_err();
             let cause = made.out_of_memory().expect("memory, on every rank");
             shared.critic(world, policy, 5);
-            world.together(Ok(())).unwrap();
+            world.agree(Ok(())).unwrap();
             (cause.bytes, cause.kind)
         });
         assert!(begun.elapsed() < Duration::from_secs(20), "{}", shared.name);
@@ -282,11 +284,11 @@ fn a_value_head_beside_each_ranks_part_of_a_policy_is_that_of_one_rank() {
     for (place, tied) in [false, true].into_iter().enumerate() {
         let checkpoint = saved(config("qwen3", tied), &folders.path().join(place.to_string()));
         let one = checkpoint.load(&device()).unwrap();
-        let one = one.with_joint_value_head(RankPart::default(), 5);
+        let one = one.with_joint_value_head(RankShard::default(), 5);
         let index = one.value_index().unwrap();
         let expected = one.rows(index, 0..1).unwrap().rows(0..1).unwrap();
         for shared in SHARED {
-            let head = |decoder: Decoder, part: RankPart<'_>| decoder.with_joint_value_head(part, 5);
+            let head = |decoder: Decoder, part: RankShard<'_>| decoder.with_joint_value_head(part, 5);
             shared.on_ranks_with(&checkpoint, None, head, |_, policy| {
                 assert_eq!(policy.decoder.value_index(), Some(index), "{}", shared.name);
                 let found = policy.read_together().rows(index, 0..1).unwrap();
@@ -314,13 +316,13 @@ fn a_disk_that_is_full_while_rank_0_writes_is_every_ranks_error_and_they_go_on()
                     error: std::io::ErrorKind::StorageFull.into(),
                 })
             });
-            let told = world.together(written).unwrap_err().to_string();
+            let told = world.agree(written).unwrap_err().to_string();
             // another checkpoint may be written after it
             let again = model.write_whole(|policy| {
                 policy.rows(1, 0..1)?;
                 Ok(())
             });
-            world.together(again).unwrap();
+            world.agree(again).unwrap();
             told
         });
         assert!(begun.elapsed() < Duration::from_secs(20), "{}", shared.name);

@@ -17,7 +17,7 @@ use firebrick_engine::sequence::{SampleId, Sequence};
 use firebrick_engine::world::World;
 use firebrick_models::Decoder;
 use firebrick_models::adapter::LoraConfig;
-use firebrick_models::decoder::{Block, Unit};
+use firebrick_models::decoder::{ShardSlice, Unit};
 use firebrick_models::random::Stream;
 use firebrick_models::unit::TargetModule;
 
@@ -214,19 +214,19 @@ pub fn trained(
 /// The groups of ranks that settings ask for.
 pub fn groups(memory: &MemoryConfig, ranks: Arc<dyn Collective>) -> World {
     World::new(ranks)
-        .sharing_sequences(memory.ulysses_sequence_parallel_size)
-        .and_then(|world| world.sharing_matrices(memory.tensor_model_parallel_size))
-        .and_then(|world| world.in_stages(memory.pipeline_model_parallel_size))
+        .with_sequence_parallel(memory.ulysses_sequence_parallel_size)
+        .and_then(|world| world.with_tensor_parallel(memory.tensor_model_parallel_size))
+        .and_then(|world| world.with_pipeline_stages(memory.pipeline_model_parallel_size))
         .expect("degrees that divide the ranks")
 }
 
 /// A rank's share of a model, where ranks share matrices, or the model with its stage.
 pub fn own_share(decoder: &Decoder, world: &World) -> Decoder {
     if let Some(stage) = world.pipeline_stage() {
-        return decoder.clone().in_stage(stage).expect("a stage");
+        return decoder.clone().with_stage(stage).expect("a stage");
     }
     match world.tensor_share() {
-        Some(share) => decoder.trained_share(share).expect("a share"),
+        Some(share) => decoder.training_shard(share).expect("a share"),
         None => decoder.clone(),
     }
 }
@@ -265,7 +265,7 @@ fn gradients(model: &Model, rows: &[Sequence], memory: &MemoryConfig, world: &Wo
     let dealt = batch.deal(world.data_size());
     let own = dealt[world.data_rank()].iter().map(|&i| all[i].clone());
     let own: Vec<Vec<&Sequence>> = own.collect();
-    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).of(&decoder);
+    let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).for_decoder(&decoder);
     Executor::new(plan, runtime, 1.0)
         .with_rounds(rounds(plan, &dealt, Zero::Stage2))
         .backward(&mut decoder, &own, &Nll, &mut gradients, None)
@@ -275,7 +275,7 @@ fn gradients(model: &Model, rows: &[Sequence], memory: &MemoryConfig, world: &Wo
     let device = decoder.device();
     let own = names.into_iter().enumerate().filter_map(|(index, name)| {
         let gradient = values(gradients.take(index)?.into_device(device));
-        let gradient = match decoder.block(index) {
+        let gradient = match decoder.shard_slice(index) {
             Some(own) if memory.zero_stage == 0 => whole_gradient(world, &own, &gradient),
             _ => gradient,
         };
@@ -285,7 +285,7 @@ fn gradients(model: &Model, rows: &[Sequence], memory: &MemoryConfig, world: &Wo
 }
 
 /// A gradient of which each of the ranks that share matrices has a part.
-fn whole_gradient(world: &World, own: &Block, part: &[f64]) -> Vec<f64> {
+fn whole_gradient(world: &World, own: &ShardSlice, part: &[f64]) -> Vec<f64> {
     let [rows, columns] = own.part.clone();
     let mut message = Vec::new();
     for (row, values) in rows.zip(part.chunks_exact(columns.len())) {

@@ -39,14 +39,13 @@ struct Worker {
 /// A gather.
 #[derive(Debug)]
 struct Job {
-    own: Flat,
+    values: Flat,
     epoch: u64,
     answer: Sender<Result<Flat>>,
 }
 
 impl Background {
     /// A group that is used through this alone.
-    #[must_use]
     pub fn over(group: Arc<dyn Collective>) -> Arc<dyn Collective> {
         Arc::new(Self { group, progress: Arc::default(), worker: Mutex::default() })
     }
@@ -95,24 +94,24 @@ impl Worker {
 
 /// The thread of a group, until nobody asks it for anything.
 fn run(queue: &Receiver<Job>, group: &dyn Collective, progress: &Progress) {
-    for Job { own, epoch, answer } in queue {
+    for Job { values, epoch, answer } in queue {
         let failed = progress.standing().failure(epoch);
-        let values = match failed {
+        let gathered = match failed {
             Some(error) => Err(error),
-            None => gather(group, own),
+            None => gather(group, values),
         };
-        if let Err(error @ CollectiveError::Failed(_)) = &values {
+        if let Err(error @ CollectiveError::Failed(_)) = &gathered {
             progress.standing().failed = Some((epoch, error.clone()));
         }
         // who no longer waits for it is told by the next operation
-        let _ = answer.send(values);
+        let _ = answer.send(gathered);
         progress.standing().under_way -= 1;
         progress.ended.notify_all();
     }
 }
 
-fn gather(group: &dyn Collective, own: Flat) -> Result<Flat> {
-    let done = catch_unwind(AssertUnwindSafe(|| group.all_gather(own)));
+fn gather(group: &dyn Collective, values: Flat) -> Result<Flat> {
+    let done = catch_unwind(AssertUnwindSafe(|| group.all_gather(values)));
     done.unwrap_or_else(|panic| {
         let message = format!("it panicked: {}", panic_message(panic.as_ref()));
         group.abort(&message);
@@ -151,26 +150,26 @@ impl Collective for Background {
         Ok(Self::over(group))
     }
 
-    fn all_gather(&self, own: Flat) -> Result<Flat> {
-        self.after_all(|group| group.all_gather(own))
+    fn all_gather(&self, values: Flat) -> Result<Flat> {
+        self.after_all(|group| group.all_gather(values))
     }
 
-    fn start_all_gather(&self, own: Flat) -> Gathering {
+    fn start_all_gather(&self, values: Flat) -> Gathering {
         let (sender, answer) = channel();
         let epoch = self.progress.standing().epoch;
-        let job = Job { own, epoch, answer: sender };
+        let job = Job { values, epoch, answer: sender };
         match self.start(job) {
             Ok(()) => Gathering::under_way(answer, Arc::clone(&self.progress), epoch),
             Err(error) => Gathering::ended(Err(error)),
         }
     }
 
-    fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.after_all(|group| group.reduce_scatter(all))
+    fn reduce_scatter(&self, values: Flat) -> Result<Flat> {
+        self.after_all(|group| group.reduce_scatter(values))
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        self.after_all(|group| group.all_reduce(own))
+    fn all_reduce(&self, values: Flat) -> Result<Flat> {
+        self.after_all(|group| group.all_reduce(values))
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
@@ -185,32 +184,32 @@ impl Collective for Background {
         self.group.watch_buffers(look);
     }
 
-    fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.after_all(|group| group.all_gather_tensor(own))
+    fn all_gather_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        self.after_all(|group| group.all_gather_tensor(tensor))
     }
 
-    fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
-        self.after_all(|group| group.reduce_scatter_tensor(all))
+    fn reduce_scatter_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        self.after_all(|group| group.reduce_scatter_tensor(tensor))
     }
 
-    fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.after_all(|group| group.all_reduce_tensor(own))
+    fn all_reduce_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        self.after_all(|group| group.all_reduce_tensor(tensor))
     }
 
     fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
         self.after_all(|group| group.all_to_all_tensor(blocks))
     }
 
-    fn send(&self, to: usize, own: Flat) -> Result<()> {
-        self.after_all(|group| group.send(to, own))
+    fn send(&self, to: usize, values: Flat) -> Result<()> {
+        self.after_all(|group| group.send(to, values))
     }
 
     fn receive(&self, from: usize, len: usize, element: Element) -> Result<Flat> {
         self.after_all(|group| group.receive(from, len, element))
     }
 
-    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.after_all(|group| group.exchange(own))
+    fn exchange(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.after_all(|group| group.exchange(bytes))
     }
 
     fn agree(&self, failure: Option<Failure>) -> Result<()> {

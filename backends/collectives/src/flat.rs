@@ -1,7 +1,9 @@
 //! Values on the host as collectives take them: one row of one type.
 
 use super::{CollectiveError, Result};
-use bytemuck::{AnyBitPattern, cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned, try_cast_slice};
+use bytemuck::{
+    AnyBitPattern, cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned, try_cast_slice, zeroed_vec,
+};
 use half::{bf16, f16};
 use std::ops::{Add, AddAssign, Range};
 
@@ -24,7 +26,6 @@ impl Element {
     const ALL: [Self; 5] = [Self::Byte, Self::F32, Self::F64, Self::Bf16, Self::F16];
 
     /// Bytes of one.
-    #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Self::Byte => 1,
@@ -49,6 +50,32 @@ impl Element {
     }
 }
 
+/// Runs code on the vector of a [`Flat`], whatever its type.
+macro_rules! with_values {
+    ($flat:expr, $values:ident => $body:expr) => {
+        match $flat {
+            Flat::Bytes($values) => $body,
+            Flat::F32($values) => $body,
+            Flat::F64($values) => $body,
+            Flat::Bf16($values) => $body,
+            Flat::F16($values) => $body,
+        }
+    };
+}
+
+/// A [`Flat`] of a type from code that makes its vector.
+macro_rules! flat_of {
+    ($element:expr, $values:expr) => {
+        match $element {
+            Element::Byte => Flat::Bytes($values),
+            Element::F32 => Flat::F32($values),
+            Element::F64 => Flat::F64($values),
+            Element::Bf16 => Flat::Bf16($values),
+            Element::F16 => Flat::F16($values),
+        }
+    };
+}
+
 /// Values of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Flat {
@@ -66,7 +93,6 @@ pub enum Flat {
 
 impl Flat {
     /// Their type.
-    #[must_use]
     pub fn element(&self) -> Element {
         match self {
             Self::Bytes(_) => Element::Byte,
@@ -77,50 +103,28 @@ impl Flat {
         }
     }
 
-    /// How many there are.
-    #[must_use]
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.as_bytes().len() / self.element().bytes()
     }
 
-    /// Whether there are none.
-    #[must_use]
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.as_bytes().is_empty()
     }
 
     /// Zeros.
-    #[must_use]
     pub fn zeros(element: Element, len: usize) -> Self {
-        match element {
-            Element::Byte => Self::Bytes(vec![0; len]),
-            Element::F32 => Self::F32(vec![0.0; len]),
-            Element::F64 => Self::F64(vec![0.0; len]),
-            Element::Bf16 => Self::Bf16(vec![bf16::ZERO; len]),
-            Element::F16 => Self::F16(vec![f16::ZERO; len]),
-        }
+        flat_of!(element, zeroed_vec(len))
     }
 
     /// As they lie in memory.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Bytes(values) => values,
-            Self::F32(values) => cast_slice(values),
-            Self::F64(values) => cast_slice(values),
-            Self::Bf16(values) => cast_slice(values),
-            Self::F16(values) => cast_slice(values),
-        }
+        with_values!(self, values => cast_slice(values))
     }
 
     fn as_bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Bytes(values) => values,
-            Self::F32(values) => cast_slice_mut(values),
-            Self::F64(values) => cast_slice_mut(values),
-            Self::Bf16(values) => cast_slice_mut(values),
-            Self::F16(values) => cast_slice_mut(values),
-        }
+        with_values!(self, values => cast_slice_mut(values))
     }
 
     /// Writes some of the values of another row, which is of the same type, from the place `at` on.
@@ -142,17 +146,10 @@ impl Flat {
 
     /// Values of a type from their bytes, of which there is a whole number.
     pub(super) fn from_bytes(element: Element, bytes: Vec<u8>) -> Self {
-        match element {
-            Element::Byte => Self::Bytes(bytes),
-            Element::F32 => Self::F32(pod_collect_to_vec(&bytes)),
-            Element::F64 => Self::F64(pod_collect_to_vec(&bytes)),
-            Element::Bf16 => Self::Bf16(pod_collect_to_vec(&bytes)),
-            Element::F16 => Self::F16(pod_collect_to_vec(&bytes)),
-        }
+        if element == Element::Byte { Self::Bytes(bytes) } else { flat_of!(element, pod_collect_to_vec(&bytes)) }
     }
 
     /// Values of one type one behind the other; no bytes where there are none.
-    #[must_use]
     pub fn concat(parts: Vec<Self>) -> Self {
         let element = parts.first().map_or(Element::Byte, Self::element);
         match <[Self; 1]>::try_from(parts) {
@@ -179,7 +176,7 @@ impl Flat {
         &self.as_bytes()[self.place(values)]
     }
 
-    /// Where the bytes of some of the values are.
+    /// Byte range of some of the values.
     pub(super) fn place(&self, values: Range<usize>) -> Range<usize> {
         let width = self.element().bytes();
         values.start * width..values.end * width
@@ -187,24 +184,12 @@ impl Flat {
 
     /// None yet, with room for so many.
     pub(super) fn with_capacity(element: Element, len: usize) -> Self {
-        match element {
-            Element::Byte => Self::Bytes(Vec::with_capacity(len)),
-            Element::F32 => Self::F32(Vec::with_capacity(len)),
-            Element::F64 => Self::F64(Vec::with_capacity(len)),
-            Element::Bf16 => Self::Bf16(Vec::with_capacity(len)),
-            Element::F16 => Self::F16(Vec::with_capacity(len)),
-        }
+        flat_of!(element, Vec::with_capacity(len))
     }
 
     /// Adds the values of these bytes, of which there is a whole number, behind those that are there.
     pub(super) fn extend(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Bytes(values) => values.extend_from_slice(bytes),
-            Self::F32(values) => extend(values, bytes),
-            Self::F64(values) => extend(values, bytes),
-            Self::Bf16(values) => extend(values, bytes),
-            Self::F16(values) => extend(values, bytes),
-        }
+        with_values!(self, values => extend(values, bytes));
     }
 }
 
@@ -267,7 +252,6 @@ pub(super) fn no_sum() -> CollectiveError {
 
 /// The part of `len` values that a rank of `size` has: equal parts, but for the last ones, which may be shorter or
 /// empty.
-#[must_use]
 pub fn shard(len: usize, size: usize, rank: usize) -> Range<usize> {
     let part = len.div_ceil(size.max(1));
     (rank * part).min(len)..((rank + 1) * part).min(len)

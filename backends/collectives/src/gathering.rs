@@ -16,7 +16,7 @@ enum State {
     UnderWay { answer: Receiver<Result<Flat>>, progress: Arc<Progress>, epoch: u64 },
 }
 
-/// Where the operations stand that a group has started.
+/// Progress of the operations that a group has started.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     state: Mutex<Standing>,
@@ -37,7 +37,7 @@ pub(super) struct Standing {
 impl Standing {
     /// The failure that ended operations of an epoch.
     pub fn failure(&self, epoch: u64) -> Option<CollectiveError> {
-        let failed = self.failed.as_ref().filter(|(own, _)| *own == epoch);
+        let failed = self.failed.as_ref().filter(|(failed, _)| *failed == epoch);
         failed.map(|(_, error)| error.clone())
     }
 }
@@ -73,12 +73,12 @@ impl Progress {
 }
 
 impl Gathering {
-    /// What was gathered already.
+    /// A result that is there already.
     pub fn ended(values: Result<Flat>) -> Self {
         Self(State::Ended(values))
     }
 
-    /// What a thread gathers, which answers when it is there.
+    /// A gather on another thread, which answers when it has ended.
     pub(super) fn under_way(answer: Receiver<Result<Flat>>, progress: Arc<Progress>, epoch: u64) -> Self {
         Self(State::UnderWay { answer, progress, epoch })
     }

@@ -23,7 +23,7 @@ pub(super) struct Staged {
     /// Ranks of the world, by rank of the group.
     pub(super) ranks: Vec<usize>,
     /// This rank in the group.
-    pub(super) own: usize,
+    pub(super) rank: usize,
     pub(super) state: Mutex<State>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct State {
     pub sequence: u64,
     /// The error after which nothing works.
     pub broken: Option<CollectiveError>,
-    /// Whether a wait ended because a rank had failed elsewhere.
+    /// True if a wait ended because a rank had failed elsewhere.
     pub overtaken: bool,
     /// Headers of operations that this rank is not in yet.
     pub early: HashMap<usize, Header>,
@@ -51,7 +51,7 @@ impl Staged {
     /// All ranks of a world.
     pub fn world(transport: Arc<dyn Transport>, settings: Settings) -> Self {
         Self {
-            own: transport.rank(),
+            rank: transport.rank(),
             ranks: (0..transport.size()).collect(),
             transport,
             settings,

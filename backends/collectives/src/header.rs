@@ -1,4 +1,4 @@
-//! What ranks tell each other before the data of an operation.
+//! Headers that ranks exchange before the data of an operation.
 
 use super::{CollectiveError, Element, Failure, Result};
 use std::fmt;
@@ -31,7 +31,7 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = 8;
 
     /// All of them.
@@ -47,7 +47,6 @@ impl OperationKind {
     ];
 
     /// Its name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all_gather",
@@ -61,13 +60,13 @@ impl OperationKind {
         }
     }
 
-    /// Whether every rank gives the same number of values.
+    /// Returns true if every rank gives the same number of values.
     fn has_one_length(self) -> bool {
         !matches!(self, Self::Exchange | Self::Agree)
     }
 }
 
-/// What a rank is about to do, or that it failed.
+/// Next operation of a rank, or its failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: OperationKind,
@@ -94,7 +93,7 @@ impl fmt::Display for Header {
 }
 
 impl Header {
-    /// Whether another rank's header belongs to the same operation.
+    /// Returns true if another rank's header belongs to the same operation.
     pub fn agrees(&self, other: &Self) -> bool {
         self.kind == other.kind
             && self.element == other.element
@@ -107,7 +106,7 @@ impl Header {
         let (used, allowed) = failure.and_then(|f| f.limit).unwrap_or_default();
         let flags = failure.map_or(0, |f| {
             let flags = [true, f.out_of_memory, f.limit.is_some(), f.device_lost, f.users];
-            flags.iter().enumerate().fold(0, |all, (bit, set)| all | u8::from(*set) << bit)
+            flags.iter().enumerate().fold(0, |mask, (bit, set)| mask | u8::from(*set) << bit)
         });
         let mut bytes = Vec::with_capacity(FIXED);
         bytes.extend(MAGIC.to_le_bytes());

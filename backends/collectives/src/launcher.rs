@@ -1,18 +1,18 @@
-//! Whether a launcher of MPI programs started this process, and the world that it belongs to.
+//! Detection of a launcher of MPI programs, and the world that this process belongs to.
 
 use super::{Collective, CollectiveError, Result, Settings, Solo};
 use std::sync::Arc;
 
-/// What `mpirun` or `srun` says of a process that it started.
+/// Place of a process in the world of `mpirun` or `srun`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// Who started it.
     pub by: &'static str,
     /// Processes that were started together.
     pub size: usize,
-    /// Which of them this is.
+    /// Rank of this process.
     pub rank: usize,
-    /// Which of those on this machine it is.
+    /// Its rank among those on this machine.
     pub local_rank: usize,
 }
 
@@ -24,9 +24,8 @@ const LAUNCHERS: [(&str, [&str; 3]); 3] = [
 ];
 
 impl Launch {
-    /// What this process' environment says.
-    #[must_use]
-    pub fn of_process() -> Option<Self> {
+    /// The launcher in this process' environment.
+    pub fn from_environment() -> Option<Self> {
         Self::read(|name| std::env::var(name).ok())
     }
 
@@ -39,10 +38,10 @@ impl Launch {
 
     /// The error of a world of another size.
     #[cfg(any(test, feature = "mpi"))]
-    fn other_size(self, found: usize) -> CollectiveError {
+    fn other_size(self, world: usize) -> CollectiveError {
         let Self { by, size, .. } = self;
         CollectiveError::Transport(format!(
-            "{by} started {size} processes, but the MPI library of this program sees a world of {found}: the program \
+            "{by} started {size} processes, but the MPI library of this program sees a world of {world}: the program \
              was built for another MPI than the one that starts it. Build it with this mpirun's mpicc first in PATH \
              (or set MPICC), or start it with the mpirun of the MPI that it was built for"
         ))
@@ -52,9 +51,9 @@ impl Launch {
 /// The world of this process: all processes that `mpirun` or `srun` started with it, or itself alone.
 ///
 /// # Errors
-/// Where several processes were started and this build has no MPI, or that of another launcher.
+/// If several processes were started and this build has no MPI, or that of another launcher.
 pub fn launched_world(settings: Settings) -> Result<Arc<dyn Collective>> {
-    match Launch::of_process().filter(|launch| launch.size > 1) {
+    match Launch::from_environment().filter(|launch| launch.size > 1) {
         None => Ok(Arc::new(Solo)),
         Some(launch) => world_of(launch, settings),
     }
@@ -87,8 +86,8 @@ mod tests {
 
     fn launch(variables: &[(&str, &str)]) -> Option<Launch> {
         Launch::read(|name| {
-            let found = variables.iter().find(|(own, _)| *own == name);
-            found.map(|(_, value)| (*value).to_owned())
+            let variable = variables.iter().find(|(key, _)| *key == name);
+            variable.map(|(_, value)| (*value).to_owned())
         })
     }
 

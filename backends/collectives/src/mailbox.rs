@@ -13,7 +13,7 @@ use std::time::Instant;
 /// Bytes from one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// What concerns the group alone in which it is sent.
+    /// Concerns only the group in which it is sent.
     InGroup(Parcel),
     /// The header of a rank that has failed, which concerns the groups that were split from that one too.
     Failure(Vec<u8>),
@@ -30,7 +30,7 @@ pub(super) enum Ended {
     TimedOut,
 }
 
-/// Where ranks may say that they have failed instead of sending what a group waits for: in the group that it was split
+/// Place where ranks may report a failure instead of sending what a group waits for: the group that it was split
 /// from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watched {
@@ -43,7 +43,7 @@ pub(super) struct Watched {
 /// Failures that a rank knows of, by channel and operation: for each the first that it was told of.
 pub(super) type Failures = HashMap<u64, BTreeMap<u64, Failure>>;
 
-/// Where a rank's messages arrive, by channel and sender, in the order in which each sender sent them.
+/// Mailbox of a rank's messages, by channel and sender, in the order in which each sender sent them.
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
     state: Mutex<State>,
@@ -58,7 +58,7 @@ struct State {
     ended: HashMap<usize, String>,
     /// A rank that has given up: nobody waits any longer, for whomever.
     aborted: Option<(usize, String)>,
-    /// How many wait.
+    /// Number of waiting threads.
     awaited: usize,
 }
 
@@ -138,13 +138,13 @@ impl Mailbox {
         self.state().aborted.clone()
     }
 
-    /// Whether somebody waits for a message.
+    /// Returns true if somebody waits for a message.
     #[cfg(feature = "mpi")]
     pub fn is_awaited(&self) -> bool {
         self.state().awaited > 0
     }
 
-    /// Whether a rank has failed in an operation of a channel, as far as this one knows.
+    /// Returns true if a rank has failed in an operation of a channel, as far as this one knows.
     pub fn has_failed(&self, channel: u64, operation: u64) -> bool {
         let state = self.state();
         let told = state.failures.get(&channel);
@@ -159,7 +159,7 @@ impl Mailbox {
     /// Drops what has arrived for a group that is no more.
     pub fn forget(&self, channel: u64) {
         let mut state = self.state();
-        state.queues.retain(|(own, _), _| *own != channel);
+        state.queues.retain(|(queue, _), _| *queue != channel);
         state.failures.remove(&channel);
     }
 
@@ -226,7 +226,7 @@ mod tests {
         Message::Failure(header.encode())
     }
 
-    /// What a thread of the group that waits for rank 1 is told.
+    /// Result of waiting for rank 1 in the group.
     fn waited(mailbox: &Mailbox, seconds: u64) -> Result<Parcel, Ended> {
         let deadline = Instant::now() + Duration::from_secs(seconds);
         mailbox.take(GROUP, 1, Some(WATCHED), deadline)
@@ -259,10 +259,10 @@ mod tests {
 
     #[test]
     fn a_rank_that_ends_tells_of_failures_whose_messages_are_on_their_way() {
-        let [own, other] = [Mailbox::default(), Mailbox::default()];
+        let [mailbox, other] = [Mailbox::default(), Mailbox::default()];
         other.put(PARENT, 2, header(2, 4));
-        own.end(1, "it has ended", &other.failures());
-        assert_eq!(waited(&own, 0), Err(Ended::Failed(failure(2))));
+        mailbox.end(1, "it has ended", &other.failures());
+        assert_eq!(waited(&mailbox, 0), Err(Ended::Failed(failure(2))));
     }
 
     #[test]

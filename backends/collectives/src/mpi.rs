@@ -43,7 +43,7 @@ impl Mpi {
     /// All processes of the launch. To be called once a process.
     ///
     /// # Errors
-    /// Where MPI does not start, or was started before.
+    /// If MPI does not start, or was started before.
     pub fn world(settings: Settings) -> Result<Arc<dyn Collective>> {
         let mailbox = Arc::new(Mailbox::default());
         let (orders, queue) = channel();
@@ -69,7 +69,7 @@ impl Mpi {
     }
 }
 
-/// What MPI's thread is asked for.
+/// Requests to MPI's thread.
 enum Order {
     Post {
         to: usize,
@@ -208,7 +208,7 @@ impl Pump<'_> {
         }
     }
 
-    /// How long to wait for an order; not at all where something has just happened.
+    /// Time to wait for an order; none where something has just happened.
     fn rest(&self) -> Option<Duration> {
         let beyond = self.idle.checked_sub(BUSY_LOOKS)?;
         if !self.flying.is_empty() || self.mailbox.is_awaited() {
@@ -268,18 +268,18 @@ impl Pump<'_> {
         // SAFETY: both are plain data, which `MPI_Improbe` fills in where it finds a message.
         let (mut message, mut status): (ffi::MPI_Message, ffi::MPI_Status) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        let (mut found, mut len): (c_int, c_int) = (0, 0);
+        let (mut arrived, mut len): (c_int, c_int) = (0, 0);
         // SAFETY: called on the thread that initialized MPI; `status` is that of the message found.
         unsafe {
             ffi::MPI_Improbe(
                 ffi::RSMPI_ANY_SOURCE,
                 ffi::RSMPI_ANY_TAG,
                 ffi::RSMPI_COMM_WORLD,
-                &raw mut found,
+                &raw mut arrived,
                 &raw mut message,
                 &raw mut status,
             );
-            if found == 0 {
+            if arrived == 0 {
                 return false;
             }
             ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut len);

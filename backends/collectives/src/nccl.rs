@@ -51,7 +51,7 @@ pub struct NcclInstallation {
 }
 
 impl Nccl {
-    /// The same ranks, whose values go from GPU to GPU over NCCL, or why not: the same answer on every rank. All ranks
+    /// These ranks with values that go from GPU to GPU over NCCL, or why not: the same answer on every rank. All ranks
     /// call it together, each with the device that it computes on.
     ///
     /// # Errors

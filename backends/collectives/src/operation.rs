@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 /// Bytes of the widest value: frames are cut between values of any type.
-const WIDEST: usize = 8;
+const MAX_VALUE_BYTES: usize = 8;
 
 /// Runs an operation, which no other thread of this rank may interrupt. What breaks the group ends it for all.
 pub(super) fn during<T>(group: &Staged, work: impl FnOnce(&mut Operation<'_>) -> Result<T>) -> Result<T> {
@@ -47,8 +47,8 @@ pub(super) struct Operation<'a> {
 impl Operation<'_> {
     /// The other ranks, beginning behind this one, so that not all send to the same one first.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (own, size) = (self.group.own, self.group.ranks.len());
-        (1..size).map(move |step| (own + step) % size)
+        let (rank, size) = (self.group.rank, self.group.ranks.len());
+        (1..size).map(move |step| (rank + step) % size)
     }
 
     pub fn post_header(&self, to: usize, header: &Header) -> Result<()> {
@@ -78,7 +78,7 @@ impl Operation<'_> {
                 CollectiveError::Failed(vec![failure])
             }
             Ended::TimedOut => CollectiveError::Deadline {
-                rank: ranks[self.group.own],
+                rank: ranks[self.group.rank],
                 other: ranks[from],
                 seconds: settings.deadline.as_secs(),
                 operation: during.to_string(),
@@ -104,34 +104,34 @@ impl Operation<'_> {
         bytes: usize,
         failure: Option<Failure>,
     ) -> Result<Vec<Header>> {
-        let own = Header {
+        let header = Header {
             kind,
             element,
             sequence: self.state.sequence,
             bytes: bytes as u64,
-            failure: failure.map(|failure| Failure { rank: self.group.ranks[self.group.own], ..failure }),
+            failure: failure.map(|failure| Failure { rank: self.group.ranks[self.group.rank], ..failure }),
         };
         self.state.sequence += 1;
         let Staged { transport, channel, .. } = self.group;
         let mailbox = transport.mailbox();
-        if let Some(failure) = &own.failure {
-            mailbox.fail(*channel, own.sequence, failure.clone());
+        if let Some(failure) = &header.failure {
+            mailbox.fail(*channel, header.sequence, failure.clone());
         }
         for to in self.others() {
-            self.post_header(to, &own)?;
+            self.post_header(to, &header)?;
         }
-        let mut headers = vec![own.clone(); self.group.ranks.len()];
+        let mut headers = vec![header.clone(); self.group.ranks.len()];
         for from in self.others() {
-            headers[from] = self.take_header(from, &own)?;
+            headers[from] = self.take_header(from, &header)?;
         }
         // a rank that has failed itself, or was told of a failure elsewhere, may come here ahead of values that were
         // sent to it
-        if headers.iter().any(|header| header.failure.is_some()) || mailbox.has_failed(*channel, own.sequence) {
+        if headers.iter().any(|header| header.failure.is_some()) || mailbox.has_failed(*channel, header.sequence) {
             // what a rank sent before it learnt of the failure is no longer wanted
             for from in self.others() {
                 while headers[from].kind == OperationKind::Send {
-                    self.take_frames(from, headers[from].bytes as usize, &own)?;
-                    headers[from] = self.take_header(from, &own)?;
+                    self.take_frames(from, headers[from].bytes as usize, &header)?;
+                    headers[from] = self.take_header(from, &header)?;
                 }
             }
         }
@@ -147,13 +147,19 @@ impl Operation<'_> {
     }
 
     /// Sends some bytes of values, which stay as they are until all have arrived.
-    pub fn send_frames(&mut self, to: usize, kind: OperationKind, all: &Arc<Flat>, bytes: Range<usize>) -> Result<()> {
+    pub fn send_frames(
+        &mut self,
+        to: usize,
+        kind: OperationKind,
+        values: &Arc<Flat>,
+        bytes: Range<usize>,
+    ) -> Result<()> {
         self.state.traffic.bytes[kind as usize] += bytes.len() as u64;
         // whole values
-        let frame = (self.group.settings.frame / WIDEST * WIDEST).max(WIDEST);
+        let frame = (self.group.settings.frame / MAX_VALUE_BYTES * MAX_VALUE_BYTES).max(MAX_VALUE_BYTES);
         let ends = bytes.clone().step_by(frame).skip(1).chain([bytes.end]);
         bytes.clone().step_by(frame).zip(ends).try_for_each(|(start, end)| {
-            let part = Parcel::Part(Arc::clone(all), start..end);
+            let part = Parcel::Part(Arc::clone(values), start..end);
             self.post(to, Message::InGroup(part))
         })
     }
@@ -177,36 +183,33 @@ impl Operation<'_> {
 
     /// All bytes of a rank.
     pub fn take_frames(&mut self, from: usize, len: usize, during: &Header) -> Result<Parcel> {
-        let mut all: Option<Parcel> = None;
+        let mut parcel: Option<Parcel> = None;
         self.each_frame(from, len, during, |frame| {
-            all = Some(match all.take() {
+            parcel = Some(match parcel.take() {
                 None => frame,
-                Some(Parcel::Own(mut all)) => {
-                    all.extend_from_slice(&frame);
-                    Parcel::Own(all)
+                Some(Parcel::Own(mut bytes)) => {
+                    bytes.extend_from_slice(&frame);
+                    Parcel::Own(bytes)
                 }
                 Some(part) => [&*part, &*frame].concat().into(),
             });
         })?;
-        Ok(all.unwrap_or_else(|| Vec::new().into()))
+        Ok(parcel.unwrap_or_else(|| Vec::new().into()))
     }
 
     /// Sends every other rank its part of some values: those that `place` says.
-    fn give(&mut self, kind: OperationKind, all: &Arc<Flat>, place: impl Fn(usize) -> Range<usize>) -> Result<()> {
-        self.others().try_for_each(|to| {
-            let bytes = all.place(place(to));
-            self.send_frames(to, kind, all, bytes)
-        })
+    fn give(&mut self, kind: OperationKind, values: &Arc<Flat>, place: impl Fn(usize) -> Range<usize>) -> Result<()> {
+        self.others().try_for_each(|to| self.send_frames(to, kind, values, values.place(place(to))))
     }
 
     /// Gives every rank these bytes and takes those of every rank, of these lengths.
     pub fn exchange(&mut self, during: &Header, given: Vec<u8>, lengths: &[usize]) -> Result<Vec<Vec<u8>>> {
-        let (own, len) = (self.group.own, given.len());
+        let (rank, len) = (self.group.rank, given.len());
         let given = Arc::new(Flat::Bytes(given));
         self.give(during.kind, &given, |_| 0..len)?;
         (0..self.group.ranks.len())
             .map(|from| {
-                Ok(if from == own {
+                Ok(if from == rank {
                     given.as_bytes().to_vec()
                 } else {
                     match self.take_frames(from, lengths[from], during)? {
@@ -228,11 +231,11 @@ impl Operation<'_> {
         lengths: &[usize],
     ) -> Result<Flat> {
         self.give(during.kind, given, &place)?;
-        let (own, width) = (self.group.own, given.element().bytes());
+        let (rank, width) = (self.group.rank, given.element().bytes());
         let mut row = Flat::with_capacity(given.element(), lengths.iter().sum());
         for (from, len) in lengths.iter().enumerate() {
-            if from == own {
-                row.extend(given.part(place(own)));
+            if from == rank {
+                row.extend(given.part(place(rank)));
             } else {
                 self.each_frame(from, len * width, during, |frame| row.extend(&frame))?;
             }
@@ -241,22 +244,22 @@ impl Operation<'_> {
     }
 
     /// This rank's shard of the sum.
-    pub fn reduce(&mut self, during: &Header, all: &Arc<Flat>) -> Result<Flat> {
-        let (size, own) = (self.group.ranks.len(), self.group.own);
-        let place = |rank| shard(all.len(), size, rank);
-        self.give(during.kind, all, place)?;
-        let given = all.part(place(own));
+    pub fn reduce(&mut self, during: &Header, values: &Arc<Flat>) -> Result<Flat> {
+        let (size, this) = (self.group.ranks.len(), self.group.rank);
+        let place = |rank| shard(values.len(), size, rank);
+        self.give(during.kind, values, place)?;
+        let given = values.part(place(this));
         let mut taken = Vec::with_capacity(size);
         for from in 0..size {
-            taken.push(if from == own { Vec::new().into() } else { self.take_frames(from, given.len(), during)? });
+            taken.push(if from == this { Vec::new().into() } else { self.take_frames(from, given.len(), during)? });
         }
         let mut blocks: Vec<&[u8]> = taken.iter().map(|block| &**block).collect();
-        blocks[own] = given;
-        sum_in_order(all.element(), &blocks)
+        blocks[this] = given;
+        sum_in_order(values.element(), &blocks)
     }
 }
 
 /// The error of two ranks in different operations.
-pub(super) fn mismatch((rank, own): (usize, &Header), (other, theirs): (usize, &Header)) -> CollectiveError {
-    CollectiveError::Mismatch { rank, own: own.to_string(), other, theirs: theirs.to_string() }
+pub(super) fn mismatch((rank, ours): (usize, &Header), (other, theirs): (usize, &Header)) -> CollectiveError {
+    CollectiveError::Mismatch { rank, ours: ours.to_string(), other, theirs: theirs.to_string() }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// What a message carries.
+/// Content of a message.
 #[derive(Clone)]
 pub(super) enum Parcel {
     /// Bytes of its own.
@@ -20,7 +20,7 @@ impl Deref for Parcel {
     fn deref(&self) -> &[u8] {
         match self {
             Self::Own(bytes) => bytes,
-            Self::Part(all, bytes) => &all.as_bytes()[bytes.clone()],
+            Self::Part(values, bytes) => &values.as_bytes()[bytes.clone()],
         }
     }
 }

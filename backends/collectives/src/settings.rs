@@ -1,8 +1,8 @@
-//! How a group waits and cuts its messages.
+//! Deadline and frame size of a group.
 
 use std::time::Duration;
 
-/// How a group waits and cuts its messages.
+/// Deadline and frame size of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Longest wait for another rank in one operation.

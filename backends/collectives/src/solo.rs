@@ -23,18 +23,18 @@ impl Collective for Solo {
         Ok(Arc::new(Self))
     }
 
-    fn all_gather(&self, own: Flat) -> Result<Flat> {
-        Ok(own)
+    fn all_gather(&self, values: Flat) -> Result<Flat> {
+        Ok(values)
     }
 
-    fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.all_reduce(all)
+    fn reduce_scatter(&self, values: Flat) -> Result<Flat> {
+        self.all_reduce(values)
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        match own {
+    fn all_reduce(&self, values: Flat) -> Result<Flat> {
+        match values {
             Flat::Bytes(_) => Err(no_sum()),
-            own => Ok(own),
+            values => Ok(values),
         }
     }
 
@@ -42,23 +42,23 @@ impl Collective for Solo {
         Ok(blocks)
     }
 
-    fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
-        Ok(own)
+    fn all_gather_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        Ok(tensor)
     }
 
-    fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
-        Ok(all)
+    fn reduce_scatter_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        Ok(tensor)
     }
 
-    fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
-        Ok(own)
+    fn all_reduce_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        Ok(tensor)
     }
 
     fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
         Ok(blocks)
     }
 
-    fn send(&self, to: usize, _own: Flat) -> Result<()> {
+    fn send(&self, to: usize, _values: Flat) -> Result<()> {
         Err(nobody(to))
     }
 
@@ -66,8 +66,8 @@ impl Collective for Solo {
         Err(nobody(from))
     }
 
-    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        Ok(vec![own])
+    fn exchange(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        Ok(vec![bytes])
     }
 
     fn agree(&self, failure: Option<Failure>) -> Result<()> {

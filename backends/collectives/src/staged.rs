@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 impl Collective for Staged {
     fn rank(&self) -> usize {
-        self.own
+        self.rank
     }
 
     fn size(&self) -> usize {
@@ -21,65 +21,64 @@ impl Collective for Staged {
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let free = self.transport.channels().load(Relaxed);
         let numbers = [color as u64, key as u64, free];
-        let (all, since) = during(self, |op| {
-            let own = numbers.map(u64::to_le_bytes).concat();
-            let headers = op.begin(OperationKind::Split, Element::Byte, own.len(), None)?;
+        let (answers, since) = during(self, |op| {
+            let bytes = numbers.map(u64::to_le_bytes).concat();
+            let headers = op.begin(OperationKind::Split, Element::Byte, bytes.len(), None)?;
             op.state.traffic.count(OperationKind::Split);
-            let lengths = vec![own.len(); op.group.ranks.len()];
-            let all = op.exchange(&headers[op.group.own], own, &lengths)?;
-            Ok((all, op.state.sequence))
+            let lengths = vec![bytes.len(); op.group.ranks.len()];
+            Ok((op.exchange(&headers[op.group.rank], bytes, &lengths)?, op.state.sequence))
         })?;
-        let all: Vec<Vec<u64>> = all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
-        let mut colors: Vec<u64> = all.iter().map(|rank| rank[0]).collect();
+        let answers: Vec<Vec<u64>> = answers.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
+        let mut colors: Vec<u64> = answers.iter().map(|rank| rank[0]).collect();
         colors.sort_unstable();
         colors.dedup();
         // a number that none of the ranks has given to another group
-        let first = all.iter().map(|rank| rank[2]).max().unwrap_or(free);
+        let first = answers.iter().map(|rank| rank[2]).max().unwrap_or(free);
         self.transport.channels().store(first + colors.len() as u64, Relaxed);
         let place = colors.binary_search(&(color as u64)).unwrap_or(0);
-        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == color as u64).collect();
-        members.sort_by_key(|&rank| (all[rank][1], rank));
+        let mut members: Vec<usize> = (0..answers.len()).filter(|&rank| answers[rank][0] == color as u64).collect();
+        members.sort_by_key(|&rank| (answers[rank][1], rank));
         Ok(Arc::new(Self {
             transport: Arc::clone(&self.transport),
             settings: self.settings,
             channel: first + place as u64,
             parent: Some(Watched { channel: self.channel, since }),
-            own: members.iter().position(|&rank| rank == self.own).unwrap_or(0),
+            rank: members.iter().position(|&rank| rank == self.rank).unwrap_or(0),
             ranks: members.into_iter().map(|rank| self.ranks[rank]).collect(),
             state: Mutex::default(),
         }))
     }
 
-    fn all_gather(&self, own: Flat) -> Result<Flat> {
+    fn all_gather(&self, values: Flat) -> Result<Flat> {
         during(self, |op| {
-            let (len, bytes) = (own.len(), own.as_bytes().len());
-            let headers = op.begin(OperationKind::AllGather, own.element(), bytes, None)?;
+            let (len, bytes) = (values.len(), values.as_bytes().len());
+            let headers = op.begin(OperationKind::AllGather, values.element(), bytes, None)?;
             op.state.traffic.count(OperationKind::AllGather);
             let lengths = vec![len; op.group.ranks.len()];
-            op.fill(&headers[op.group.own], &Arc::new(own), |_| 0..len, &lengths)
+            op.fill(&headers[op.group.rank], &Arc::new(values), |_| 0..len, &lengths)
         })
     }
 
-    fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
+    fn reduce_scatter(&self, values: Flat) -> Result<Flat> {
         during(self, |op| {
-            let headers = op.begin(OperationKind::ReduceScatter, all.element(), all.as_bytes().len(), None)?;
-            if all.element() == Element::Byte {
+            let headers = op.begin(OperationKind::ReduceScatter, values.element(), values.as_bytes().len(), None)?;
+            if values.element() == Element::Byte {
                 return Err(no_sum());
             }
             op.state.traffic.count(OperationKind::ReduceScatter);
-            op.reduce(&headers[op.group.own], &Arc::new(all))
+            op.reduce(&headers[op.group.rank], &Arc::new(values))
         })
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat> {
+    fn all_reduce(&self, values: Flat) -> Result<Flat> {
         during(self, |op| {
-            let headers = op.begin(OperationKind::AllReduce, own.element(), own.as_bytes().len(), None)?;
-            if own.element() == Element::Byte {
+            let headers = op.begin(OperationKind::AllReduce, values.element(), values.as_bytes().len(), None)?;
+            if values.element() == Element::Byte {
                 return Err(no_sum());
             }
             op.state.traffic.count(OperationKind::AllReduce);
-            let (header, size, len) = (&headers[op.group.own], op.group.ranks.len(), own.len());
-            let sum = Arc::new(op.reduce(header, &Arc::new(own))?);
+            let (header, size, len) = (&headers[op.group.rank], op.group.ranks.len(), values.len());
+            let sum = Arc::new(op.reduce(header, &Arc::new(values))?);
             let lengths: Vec<usize> = (0..size).map(|rank| shard(len, size, rank).len()).collect();
             op.fill(header, &sum, |_| 0..sum.len(), &lengths)
         })
@@ -97,19 +96,19 @@ impl Collective for Staged {
             op.state.traffic.count(OperationKind::AllToAll);
             let block = len / size;
             let place = |rank| rank * block..(rank + 1) * block;
-            let header = &headers[op.group.own];
+            let header = &headers[op.group.rank];
             op.fill(header, &Arc::new(blocks), place, &vec![block; size])
         })
     }
 
-    fn send(&self, to: usize, own: Flat) -> Result<()> {
+    fn send(&self, to: usize, values: Flat) -> Result<()> {
         self.check_peer(to)?;
         during(self, |op| {
-            let header = message_header(own.element(), own.as_bytes().len());
+            let header = message_header(values.element(), values.as_bytes().len());
             op.post_header(to, &header)?;
             op.state.traffic.count(OperationKind::Send);
-            let bytes = 0..own.as_bytes().len();
-            op.send_frames(to, OperationKind::Send, &Arc::new(own), bytes)
+            let bytes = 0..values.as_bytes().len();
+            op.send_frames(to, OperationKind::Send, &Arc::new(values), bytes)
         })
     }
 
@@ -117,14 +116,14 @@ impl Collective for Staged {
         self.check_peer(from)?;
         during(self, |op| {
             let wanted = message_header(element, len * element.bytes());
-            let found = op.take_header(from, &wanted)?;
-            if found.failure.is_some() {
+            let header = op.take_header(from, &wanted)?;
+            if header.failure.is_some() {
                 // all ranks learn of it in one operation, this one too
-                op.state.early.insert(from, found);
+                op.state.early.insert(from, header);
                 op.begin(OperationKind::Agree, Element::Byte, 0, None)?;
-            } else if !wanted.agrees(&found) {
+            } else if !wanted.agrees(&header) {
                 let ranks = &op.group.ranks;
-                return Err(mismatch((ranks[op.group.own], &wanted), (ranks[from], &found)));
+                return Err(mismatch((ranks[op.group.rank], &wanted), (ranks[from], &header)));
             }
             let mut values = Flat::with_capacity(element, len);
             op.each_frame(from, len * element.bytes(), &wanted, |frame| {
@@ -134,12 +133,12 @@ impl Collective for Staged {
         })
     }
 
-    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    fn exchange(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         during(self, |op| {
-            let headers = op.begin(OperationKind::Exchange, Element::Byte, own.len(), None)?;
+            let headers = op.begin(OperationKind::Exchange, Element::Byte, bytes.len(), None)?;
             op.state.traffic.count(OperationKind::Exchange);
             let lengths: Vec<usize> = headers.iter().map(|header| header.bytes as usize).collect();
-            op.exchange(&headers[op.group.own], own, &lengths)
+            op.exchange(&headers[op.group.rank], bytes, &lengths)
         })
     }
 
@@ -165,11 +164,11 @@ impl Collective for Staged {
 
 impl Staged {
     fn check_peer(&self, rank: usize) -> Result<()> {
-        if rank < self.ranks.len() && rank != self.own {
+        if rank < self.ranks.len() && rank != self.rank {
             return Ok(());
         }
-        let (own, size) = (self.own, self.ranks.len());
-        Err(CollectiveError::Values(format!("rank {own} of {size} has no other rank {rank}")))
+        let (this, size) = (self.rank, self.ranks.len());
+        Err(CollectiveError::Values(format!("rank {this} of {size} has no other rank {rank}")))
     }
 }
 

@@ -10,7 +10,6 @@ pub(super) type TensorResult = std::result::Result<Tensor<1>, firebrick_device::
 
 impl Element {
     /// Of a tensor's values.
-    #[must_use]
     pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::F64 => Self::F64,
@@ -39,7 +38,6 @@ impl From<HostTensor> for Flat {
 
 impl Flat {
     /// The values of a tensor in row-major order, in the type that they have.
-    #[must_use]
     pub fn as_stored(tensor: HostTensor) -> Self {
         let data = tensor.into_data();
         let half = match data.dtype() {
@@ -54,7 +52,6 @@ impl Flat {
     }
 
     /// The values as a matrix: f64 as they are, all others in f32.
-    #[must_use]
     pub fn into_host_tensor(self, shape: [usize; 2]) -> HostTensor {
         HostTensor::from_data(match self {
             Self::F64(values) => TensorData::new(values, shape),
@@ -67,13 +64,13 @@ impl Flat {
 }
 
 /// An operation on the values of a tensor, which are copied to the host for it, and what it gives back.
-pub(super) fn through_host(own: Tensor<1>, operation: impl FnOnce(Flat) -> Result<Flat>) -> TensorResult {
-    let ([len], device, stored) = (own.dims(), own.device(), own.dtype());
-    let own = HostTensor::download(own.reshape([1, len]))?;
-    let all = operation(Flat::as_stored(own))?;
-    let len = all.len();
-    let all = all.into_host_tensor([1, len]).into_device(&device);
-    Ok(stored_as(all.reshape([len]), stored))
+pub(super) fn through_host(tensor: Tensor<1>, operation: impl FnOnce(Flat) -> Result<Flat>) -> TensorResult {
+    let ([len], device, stored) = (tensor.dims(), tensor.device(), tensor.dtype());
+    let values = HostTensor::download(tensor.reshape([1, len]))?;
+    let result = operation(Flat::as_stored(values))?;
+    let len = result.len();
+    let result = result.into_host_tensor([1, len]).into_device(&device);
+    Ok(stored_as(result.reshape([len]), stored))
 }
 
 #[cfg(test)]
@@ -95,22 +92,22 @@ mod tests {
     fn tensors_are_exchanged_as_their_values_are() {
         let ranks = Threads::run(2, Settings::default(), |rank| {
             let device = Device::flex();
-            let own = rank.rank() as f32;
-            let tensor = || Tensor::<1>::from_floats([own, 1.0, 2.0, 10.0 + own], &device);
-            let values = |found: TensorResult| found.unwrap().into_data().iter::<f32>().collect::<Vec<_>>();
-            let found = [
+            let first = rank.rank() as f32;
+            let tensor = || Tensor::<1>::from_floats([first, 1.0, 2.0, 10.0 + first], &device);
+            let values = |result: TensorResult| result.unwrap().into_data().iter::<f32>().collect::<Vec<_>>();
+            let results = [
                 values(rank.all_gather_tensor(tensor())),
                 values(rank.all_reduce_tensor(tensor())),
                 values(rank.reduce_scatter_tensor(tensor())),
                 values(rank.all_to_all_tensor(tensor())),
             ];
-            (own, found)
+            (first, results)
         });
         for rank in ranks {
-            let (own, [gathered, summed, shard, blocks]) = rank.unwrap();
+            let (first, [gathered, summed, shard, blocks]) = rank.unwrap();
             assert_eq!(gathered, [0.0, 1.0, 2.0, 10.0, 1.0, 1.0, 2.0, 11.0]);
             assert_eq!(summed, [1.0, 2.0, 4.0, 21.0]);
-            if own == 0.0 {
+            if first == 0.0 {
                 assert_eq!(shard, [1.0, 2.0]);
                 assert_eq!(blocks, [0.0, 1.0, 1.0, 1.0]);
             } else {

@@ -19,7 +19,6 @@ pub struct Threads;
 
 impl Threads {
     /// The ranks of a world, to be given to a thread each.
-    #[must_use]
     pub fn world(size: usize, settings: Settings) -> Vec<Arc<dyn Collective>> {
         let boxes: Arc<[Mailbox]> = (0..size).map(|_| Mailbox::default()).collect();
         let rank = |rank| Endpoint { rank, boxes: Arc::clone(&boxes), channels: AtomicU64::new(1) };
@@ -38,8 +37,7 @@ impl Threads {
             let ranks = Self::world(size, settings).into_iter();
             let run = |rank: Arc<dyn Collective>| {
                 scope.spawn(move || {
-                    let own = Arc::clone(&rank);
-                    let done = catch_unwind(AssertUnwindSafe(|| work(own)));
+                    let done = catch_unwind(AssertUnwindSafe(|| work(Arc::clone(&rank))));
                     done.map_err(|panic| {
                         let message = panic_message(panic.as_ref());
                         rank.abort(&format!("it panicked: {message}"));

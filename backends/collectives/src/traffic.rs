@@ -1,4 +1,4 @@
-//! What a rank has sent.
+//! Messages and bytes that a rank has sent.
 
 use super::OperationKind;
 

@@ -1,4 +1,4 @@
-//! What carries messages between ranks: bytes from one to another, in order. All collectives are made of that.
+//! Transport of messages between ranks: bytes from one to another, in order. All collectives are made of that.
 
 use super::Result;
 use super::mailbox::{Mailbox, Message};
@@ -16,7 +16,7 @@ pub(super) trait Transport: Debug + Send + Sync {
     /// Sends a message, at most a frame long, and does not wait until it has arrived.
     fn post(&self, to: usize, channel: u64, message: Message) -> Result<()>;
 
-    /// Where messages to this rank arrive.
+    /// Mailbox of this rank.
     fn mailbox(&self) -> &Mailbox;
 
     /// Tells all ranks, this one included, that this one gives up.

@@ -16,11 +16,11 @@ struct Cell {
     peak: AtomicU64,
 }
 
-/// What the accounts of all models of a run share.
+/// Bytes of all models of a run.
 #[derive(Debug, Default)]
 struct Books {
     cells: [[Cell; 2]; Category::ALL.len()],
-    /// What of it each model holds, by [`Account::index`].
+    /// Bytes of each model, by [`Account::index`].
     by_model: [[[AtomicU64; Home::ALL.len()]; Category::ALL.len()]; Role::ALL.len()],
 }
 
@@ -35,9 +35,9 @@ pub struct Accounts {
 /// The state of one account, all models together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Balance {
-    /// What the bytes are held for.
+    /// Category of the bytes.
     pub category: Category,
-    /// Where.
+    /// Placement of the bytes.
     pub home: Home,
     /// Held now.
     pub bytes: u64,
@@ -58,13 +58,11 @@ impl Books {
 
 impl Accounts {
     /// Empty accounts.
-    #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self { books: Arc::default(), model: Role::Policy })
     }
 
-    /// The same accounts; what is registered through them is held for this model.
-    #[must_use]
+    /// These accounts, registering bytes for this model.
     pub fn for_model(&self, model: Role) -> Arc<Self> {
         Arc::new(Self { books: Arc::clone(&self.books), model })
     }
@@ -83,31 +81,28 @@ impl Accounts {
 
     /// Bytes held now by every account, by [`Account::index`].
     pub fn held(&self) -> impl Iterator<Item = u64> {
-        let all = self.books.by_model.iter().flatten().flatten();
-        all.map(|bytes| bytes.load(Relaxed))
+        let cells = self.books.by_model.iter().flatten().flatten();
+        cells.map(|bytes| bytes.load(Relaxed))
     }
 
     /// One account.
-    #[must_use]
     pub fn balance(&self, category: Category, home: Home) -> Balance {
         let cell = self.books.cell(category, home);
         Balance { category, home, bytes: cell.now.load(Relaxed), peak_bytes: cell.peak.load(Relaxed) }
     }
 
     /// Every account with a peak above 0, the largest peak first.
-    #[must_use]
     pub fn balances(&self) -> Vec<Balance> {
-        let mut all: Vec<Balance> = Category::ALL
+        let mut balances: Vec<Balance> = Category::ALL
             .into_iter()
             .flat_map(|c| [self.balance(c, Home::Device), self.balance(c, Home::Host)])
             .filter(|b| b.peak_bytes > 0)
             .collect();
-        all.sort_by_key(|b| std::cmp::Reverse(b.peak_bytes));
-        all
+        balances.sort_by_key(|b| std::cmp::Reverse(b.peak_bytes));
+        balances
     }
 
     /// Every account with bytes in use, the largest first.
-    #[must_use]
     pub fn ranked(&self) -> Vec<Balance> {
         let mut live = self.balances();
         live.retain(|b| b.bytes > 0);
@@ -129,13 +124,12 @@ pub struct MemoryGuard {
     accounts: Arc<Accounts>,
     account: Account,
     bytes: u64,
-    /// What the trace knows it by; `None` if it was not traced.
+    /// Its key in the trace; `None` if it was not traced.
     trace_key: Option<u64>,
 }
 
 impl MemoryGuard {
     /// Bytes held.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -180,11 +174,11 @@ mod tests {
             let account = Account { category: Category::Moments, home: Home::Host, model };
             policy.held().nth(account.index())
         };
-        let own = policy.hold(Category::Moments, Home::Host, 30);
+        let moments = policy.hold(Category::Moments, Home::Host, 30);
         let other = critic.hold(Category::Moments, Home::Host, 12);
         assert_eq!((held(Role::Policy), held(Role::Critic)), (Some(30), Some(12)));
         assert_eq!(policy.balance(Category::Moments, Home::Host).bytes, 42);
-        drop(own);
+        drop(moments);
         assert_eq!((held(Role::Policy), held(Role::Critic)), (Some(0), Some(12)));
         drop(other);
         assert_eq!(policy.held().sum::<u64>(), 0);

@@ -1,6 +1,6 @@
 //! The last allocations of a run, and who made them: `PyTorch`'s memory history.
 //!
-//! On the CPU the counting allocator reports every allocation and release of [`LEAST_BYTES`] or more, with its call
+//! On the CPU the counting allocator reports every allocation and release of [`MIN_BYTES`] or more, with its call
 //! stack as addresses that become names when the trace is read. A GPU's pools have no such hook: there the trace has
 //! what is registered in the accounts. While nothing is traced, an allocation costs one relaxed load more.
 
@@ -13,12 +13,12 @@ use std::sync::{Mutex, PoisonError};
 
 /// Smaller allocations of the heap are not traced: a step makes millions of them, and no tensor of weight is among
 /// them.
-pub const LEAST_BYTES: usize = 64 << 10;
+pub const MIN_BYTES: usize = 64 << 10;
 
 /// Frames of a stack that are kept, the innermost.
 pub const STACK_DEPTH: usize = 48;
 
-/// Where the events of a trace come from.
+/// Source of the events of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TraceSource {
@@ -40,13 +40,13 @@ impl TraceSource {
 /// One allocation or one release.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceEvent {
-    /// The same in an allocation and in its release. Keys of the heap are addresses, which later allocations use again.
+    /// Equal in an allocation and in its release. Keys of the heap are addresses, which later allocations use again.
     pub key: u64,
     /// Its size.
     pub bytes: u64,
     /// A release, not an allocation.
     pub released: bool,
-    /// What [`AllocationTrace::set_place`] said last.
+    /// The last value of [`AllocationTrace::set_place`].
     pub place: u64,
     /// Who holds the bytes, where the accounts reported it.
     pub account: Option<Account>,
@@ -56,7 +56,6 @@ pub struct TraceEvent {
 
 impl TraceEvent {
     /// Return addresses of the call stack, the innermost first; none of releases and where the accounts reported it.
-    #[must_use]
     pub fn stack(&self) -> &[usize] {
         &self.stack[..usize::from(self.depth)]
     }
@@ -65,7 +64,7 @@ impl TraceEvent {
 /// The events of a trace.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Where they come from.
+    /// Source of the events.
     pub source: TraceSource,
     /// The last ones, oldest first.
     pub events: Vec<TraceEvent>,
@@ -87,7 +86,7 @@ struct Ring {
     dropped: u64,
 }
 
-/// What the allocator does with an allocation of this thread.
+/// Handling of an allocation of this thread by the allocator.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Handling {
     /// Counts it and traces it.
@@ -109,7 +108,7 @@ fn with_handling<T>(handling: Handling, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether allocations of the heap are traced.
+/// Returns true if allocations of the heap are traced.
 #[inline]
 pub(crate) fn traces_heap() -> bool {
     SOURCE.load(Relaxed) == TraceSource::Heap.code()
@@ -130,17 +129,9 @@ pub(crate) fn freed(address: usize, bytes: usize) -> bool {
 
 fn heap_event(address: usize, bytes: usize, released: bool) -> bool {
     let handling = HANDLING.get();
-    if handling == Handling::Traced && bytes >= LEAST_BYTES {
+    if handling == Handling::Traced && bytes >= MIN_BYTES {
         with_handling(Handling::Counted, || {
-            let mut event = TraceEvent {
-                key: address as u64,
-                bytes: bytes as u64,
-                released,
-                place: PLACE.load(Relaxed),
-                account: None,
-                stack: [0; STACK_DEPTH],
-                depth: 0,
-            };
+            let mut event = TraceEvent::new(address as u64, bytes as u64, released, None);
             if !released {
                 event.capture_stack();
             }
@@ -157,28 +148,20 @@ pub(crate) fn held(account: Account, bytes: u64) -> Option<u64> {
         return None;
     }
     let key = KEYS.fetch_add(1, Relaxed);
-    push(TraceSource::Accounts, &account_event(key, account, bytes, false));
+    push(TraceSource::Accounts, &TraceEvent::new(key, bytes, false, Some(account)));
     Some(key)
 }
 
 /// Bytes that an account has given back.
 pub(crate) fn released(key: u64, account: Account, bytes: u64) {
-    push(TraceSource::Accounts, &account_event(key, account, bytes, true));
-}
-
-fn account_event(key: u64, account: Account, bytes: u64, released: bool) -> TraceEvent {
-    TraceEvent {
-        key,
-        bytes,
-        released,
-        place: PLACE.load(Relaxed),
-        account: Some(account),
-        stack: [0; STACK_DEPTH],
-        depth: 0,
-    }
+    push(TraceSource::Accounts, &TraceEvent::new(key, bytes, true, Some(account)));
 }
 
 impl TraceEvent {
+    fn new(key: u64, bytes: u64, released: bool, account: Option<Account>) -> Self {
+        Self { key, bytes, released, place: PLACE.load(Relaxed), account, stack: [0; STACK_DEPTH], depth: 0 }
+    }
+
     /// The `backtrace` crate's lock may be taken again by the thread that has it, unlike the standard library's: an
     /// allocation may come from whatever prints a backtrace.
     fn capture_stack(&mut self) {
@@ -234,15 +217,14 @@ impl AllocationTrace {
     }
 
     /// The events so far; none if another trace was started meanwhile.
-    #[must_use]
     pub fn read(&self) -> Option<Trace> {
         let lock = || RING.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = |ring: &&Ring| ring.trace == self.trace;
-        let capacity = lock().as_ref().filter(own)?.capacity;
+        let is_ours = |ring: &&Ring| ring.trace == self.trace;
+        let capacity = lock().as_ref().filter(is_ours)?.capacity;
         // before the lock: an allocation of this size waits for it
         let mut events = Vec::with_capacity(capacity);
         let ring = lock();
-        let ring = ring.as_ref().filter(own)?;
+        let ring = ring.as_ref().filter(is_ours)?;
         events.extend(ring.events.iter().copied());
         Some(Trace { source: ring.source, events, dropped: ring.dropped })
     }
@@ -268,10 +250,9 @@ fn end(meant: impl FnOnce(&Ring) -> bool) {
 
 /// The names of the functions at return addresses, without their hashes: one for each address, and those inlined at it
 /// before it. An address without a name is left out.
-#[must_use]
 pub fn function_names(addresses: impl IntoIterator<Item = usize>) -> BTreeMap<usize, Vec<String>> {
     let addresses: BTreeSet<usize> = addresses.into_iter().collect();
-    let mut all = BTreeMap::new();
+    let mut functions = BTreeMap::new();
     with_handling(Handling::Counted, || {
         for address in addresses {
             let mut names = Vec::new();
@@ -280,12 +261,12 @@ pub fn function_names(addresses: impl IntoIterator<Item = usize>) -> BTreeMap<us
                 names.extend(symbol.name().map(|name| format!("{name:#}")));
             });
             if !names.is_empty() {
-                all.insert(address, names);
+                functions.insert(address, names);
             }
         }
         backtrace::clear_symbol_cache();
     });
-    all
+    functions
 }
 
 #[cfg(test)]
@@ -299,25 +280,25 @@ mod tests {
         assert!(!traces_heap());
         let trace = AllocationTrace::start(TraceSource::Heap, 3);
         trace.set_place(7);
-        assert!(allocated(0x1000, LEAST_BYTES));
-        assert!(allocated(0x2000, LEAST_BYTES - 1));
+        assert!(allocated(0x1000, MIN_BYTES));
+        assert!(allocated(0x2000, MIN_BYTES - 1));
         trace.set_place(8);
-        assert!(freed(0x1000, LEAST_BYTES));
+        assert!(freed(0x1000, MIN_BYTES));
         let events = trace.read().expect("it is the newest").events;
-        let found: Vec<_> = events.iter().map(|e| (e.key, e.released, e.place, e.stack().is_empty())).collect();
-        assert_eq!(found, [(0x1000, false, 7, false), (0x1000, true, 8, true)]);
+        let recorded: Vec<_> = events.iter().map(|e| (e.key, e.released, e.place, e.stack().is_empty())).collect();
+        assert_eq!(recorded, [(0x1000, false, 7, false), (0x1000, true, 8, true)]);
         let names = function_names(events[0].stack().iter().copied());
         let named = names.values().flatten().any(|n| n.contains("allocation_trace"));
         assert!(named, "{names:?}");
 
         for address in 1..4 {
-            allocated(address << 20, LEAST_BYTES);
+            allocated(address << 20, MIN_BYTES);
         }
         let read = trace.read().expect("it is the newest");
         assert_eq!((read.events.len(), read.dropped), (3, 2));
         // what the trace itself allocates is neither traced nor counted
-        assert!(!with_handling(Handling::Ignored, || allocated(1, LEAST_BYTES)));
-        assert!(with_handling(Handling::Counted, || allocated(1, LEAST_BYTES)));
+        assert!(!with_handling(Handling::Ignored, || allocated(1, MIN_BYTES)));
+        assert!(with_handling(Handling::Counted, || allocated(1, MIN_BYTES)));
         assert_eq!(trace.read().expect("it is the newest").dropped, 2);
 
         let other = AllocationTrace::start(TraceSource::Accounts, 10);
@@ -327,12 +308,12 @@ mod tests {
         drop(accounts.hold(Category::Gradients, Home::Host, 12));
         let read = other.read().expect("the older one's end is not its own");
         // other tests of this process hold bytes too
-        let own = read.events.iter().filter(|e| {
+        let critics = read.events.iter().filter(|e| {
             let account = e.account.expect("accounts reported it");
             account.model == Role::Critic && e.bytes == 12
         });
-        let own: Vec<_> = own.map(|e| (e.key, e.released)).collect();
-        let [(first, false), (second, true)] = own[..] else { panic!("{own:?}") };
+        let critics: Vec<_> = critics.map(|e| (e.key, e.released)).collect();
+        let [(first, false), (second, true)] = critics[..] else { panic!("{critics:?}") };
         assert_eq!(first, second);
         drop(other);
         assert_eq!(held(read.events[0].account.expect("an account"), 1), None);

@@ -113,7 +113,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[derive(Debug)]
 pub struct CountedPages {
     pages: memmap2::MmapMut,
-    /// What was counted: nothing in a program that counts nothing else.
+    /// The counts: nothing in a program that counts nothing else.
     counted: usize,
 }
 
@@ -133,13 +133,11 @@ pub fn map_pages(bytes: usize) -> Result<CountedPages, OutOfMemory> {
 
 impl CountedPages {
     /// The mapped bytes.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.pages
     }
 
     /// The mapped bytes, to be written.
-    #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.pages
     }
@@ -154,7 +152,6 @@ impl Drop for CountedPages {
 }
 
 /// Bytes counted so far: `None` in a program that did not install the allocator.
-#[must_use]
 pub fn heap() -> Option<HeapReading> {
     let peak_bytes = PEAK.load(Relaxed) as u64;
     (peak_bytes > 0).then(|| HeapReading { current_bytes: CURRENT.load(Relaxed) as u64, peak_bytes })

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks.
+//! Errors between ranks.
 
 use crate::out_of_memory::{MemoryErrorKind, OutOfMemory};
 
@@ -12,26 +12,24 @@ pub struct Failure {
     pub rank: usize,
     /// Its error.
     pub message: String,
-    /// Whether memory ran out.
+    /// True if memory ran out.
     pub out_of_memory: bool,
     /// Bytes in use and allowed, where a limit was exceeded.
     pub limit: Option<(u64, u64)>,
-    /// Whether its device is lost.
+    /// True if its device is lost.
     pub device_lost: bool,
-    /// Whether the user can mend it.
+    /// True if the user can mend it.
     pub users: bool,
 }
 
 impl Failure {
     /// An error that says this.
-    #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), ..Self::default() }
     }
 
     /// Memory that ran out.
-    #[must_use]
-    pub fn of_memory(what: &OutOfMemory) -> Self {
+    pub fn from_oom(what: &OutOfMemory) -> Self {
         let limit = match what.kind {
             MemoryErrorKind::Limit { allowed } => Some((what.bytes.unwrap_or(allowed), allowed)),
             _ => None,
@@ -40,9 +38,8 @@ impl Failure {
     }
 
     /// The memory that ran out on that rank, as an error of this one.
-    #[must_use]
     pub fn memory(&self) -> Option<OutOfMemory> {
-        let own = match self.limit {
+        let kind = match self.limit {
             Some((used, allowed)) => OutOfMemory::over_limit(used, allowed),
             None => OutOfMemory {
                 kind: MemoryErrorKind::Driver,
@@ -52,7 +49,7 @@ impl Failure {
                 device_lost: false,
             },
         };
-        self.out_of_memory.then_some(OutOfMemory { device_lost: self.device_lost, ..own })
+        self.out_of_memory.then_some(OutOfMemory { device_lost: self.device_lost, ..kind })
     }
 }
 
@@ -61,17 +58,17 @@ impl Failure {
 pub enum CollectiveError {
     /// Two ranks are in different operations, or in one with different lengths or types.
     #[error(
-        "the ranks disagree: rank {rank} is in {own}, rank {other} in {theirs}; start every rank with the same program, configuration \
+        "the ranks disagree: rank {rank} is in {ours}, rank {other} in {theirs}; start every rank with the same program, configuration \
          and data"
     )]
     Mismatch {
         /// The lower of the two ranks.
         rank: usize,
-        /// What it does.
-        own: String,
+        /// Its operation.
+        ours: String,
         /// The other rank.
         other: usize,
-        /// What that does.
+        /// The other rank's operation.
         theirs: String,
     },
     /// Ranks failed, and all know it: the group can continue.
@@ -107,7 +104,7 @@ pub enum CollectiveError {
         rank: usize,
         /// The operation.
         operation: String,
-        /// What NCCL or the device said, and what to do.
+        /// Message of NCCL or the device, and what to do.
         message: String,
     },
     /// Values that an operation cannot take.
@@ -119,15 +116,13 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
-    /// Whether the user can mend it by changing what they asked for: all ranks that failed say so.
-    #[must_use]
+    /// Returns true if the user can mend it by changing what they asked for: all ranks that failed say so.
     pub fn is_user_error(&self) -> bool {
         matches!(self, Self::Failed(failures) if failures.iter().all(|failure| failure.users))
     }
 
     /// The failure to act on where ranks have failed: the largest shortage of memory, or else the lowest rank's error.
-    /// The same on every rank.
-    #[must_use]
+    /// Equal on every rank.
     pub fn failure(&self) -> Option<&Failure> {
         let Self::Failed(failures) = self else {
             return None;
@@ -139,7 +134,7 @@ impl CollectiveError {
     }
 }
 
-fn failures(all: &[Failure]) -> String {
-    let each = all.iter().map(|failure| format!("rank {} failed: {}", failure.rank, failure.message));
+fn failures(failures: &[Failure]) -> String {
+    let each = failures.iter().map(|failure| format!("rank {} failed: {}", failure.rank, failure.message));
     each.collect::<Vec<_>>().join("; ")
 }

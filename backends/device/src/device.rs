@@ -17,8 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Whether this build contains a backend.
-#[must_use]
+/// Returns true if this build contains a backend.
 pub fn is_built(backend: Backend) -> bool {
     match backend {
         Backend::Cpu => true,
@@ -83,7 +82,6 @@ impl DeviceSpec {
     pub const CPU: Self = Self::Named { backend: Backend::Cpu, index: 0 };
 
     /// The backend; the CPU for `auto`, which names none.
-    #[must_use]
     pub fn backend(self) -> Backend {
         match self {
             Self::Named { backend, .. } => backend,
@@ -130,7 +128,7 @@ impl FromStr for DeviceSpec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let unknown = || Error::UnknownDevice { found: text.to_owned() };
+        let unknown = || Error::UnknownDevice { name: text.to_owned() };
         if text == "auto" {
             return Ok(Self::Auto);
         }
@@ -146,12 +144,12 @@ impl FromStr for DeviceSpec {
     }
 }
 
-/// What is known of a device that could be opened.
+/// Properties of a device that could be opened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceInfo {
-    /// How to name it.
+    /// Its name in `device`.
     pub device: DeviceSpec,
-    /// How it names itself.
+    /// The name that it reports.
     pub name: String,
     /// A software adapter: works, slowly; `auto` never picks it.
     pub software: bool,
@@ -171,7 +169,7 @@ pub struct DeviceInfo {
 pub struct BackendReport {
     /// The backend.
     pub backend: Backend,
-    /// Whether this build contains it.
+    /// True if this build contains it.
     pub built: bool,
     /// Its devices that could be opened.
     pub devices: Vec<DeviceInfo>,
@@ -180,7 +178,6 @@ pub struct BackendReport {
 }
 
 /// Opens every device of every backend in this build and says what it is. Never panics.
-#[must_use]
 pub fn probe() -> Vec<BackendReport> {
     Backend::ALL.into_iter().map(probe_backend).collect()
 }
@@ -248,8 +245,8 @@ fn identity(backend: Backend, _device: &Device) -> (String, bool) {
     (backend.name().to_owned(), false)
 }
 
-/// Whether f32 matrix products may be rounded to TF32 on devices that have it. The first call of a process decides, and
-/// [`open`] decides for no: f32 means f32. It also keeps a stray `cubek.toml` from changing results.
+/// Returns true if f32 matrix products may be rounded to TF32 on devices that have it. The first call of a process
+/// decides, and [`open`] decides for no: f32 means f32. It also keeps a stray `cubek.toml` from changing results.
 pub fn allow_tf32(allow: bool) {
     static DECIDED: std::sync::Once = std::sync::Once::new();
     DECIDED.call_once(|| {
@@ -354,9 +351,9 @@ mod tests {
 
     #[test]
     fn memory_that_a_thread_of_the_backend_had_none_of_is_told_as_such() {
-        let failed = |said: &'static str| {
+        let failed = |message: &'static str| {
             quietly(|| {
-                let thread = std::thread::spawn(move || panic!("{said}"));
+                let thread = std::thread::spawn(move || panic!("{message}"));
                 let _ = thread.join();
                 panic!("RecvError")
             })

@@ -1,6 +1,6 @@
 //! Devices that are lost: after such an error every call on the device fails, until a new process opens it.
 
-/// How libraries and drivers say so, in lower case. Burn hands on their errors as text.
+/// Phrases of libraries and drivers, in lower case. Burn hands on their errors as text.
 const PHRASES: [&str; 15] = [
     // Burn and CubeCL, of a wgpu device whose callback said so
     "the device is poisoned",
@@ -22,8 +22,7 @@ const PHRASES: [&str; 15] = [
     "cuda_error_nvlink_uncorrectable",
 ];
 
-/// Whether an error's text says that the device is lost.
-#[must_use]
+/// Returns true if an error's text says that the device is lost.
 pub fn is_lost(message: &str) -> bool {
     let lower = message.to_ascii_lowercase();
     PHRASES.iter().any(|words| lower.contains(words))

@@ -1,4 +1,4 @@
-//! What a GPU's driver says of its memory, whoever holds it: `cuMemGetInfo` on CUDA. No other backend says it.
+//! Memory of a GPU as its driver reports it, whoever holds it: `cuMemGetInfo` on CUDA. No other backend reports it.
 
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
@@ -18,7 +18,6 @@ pub struct DriverReading {
 
 impl DriverReading {
     /// Bytes that are taken, by whomever.
-    #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.free_bytes)
     }
@@ -33,34 +32,30 @@ pub struct DriverMemory {
 
 impl DriverMemory {
     /// The driver of a device that is open.
-    #[must_use]
     #[cfg(feature = "cuda")]
-    pub fn of(device: &Device) -> Self {
+    pub fn new(device: &Device) -> Self {
         use crate::device::{Backend, list};
         let device = device.clone().inner();
-        let index = list(Backend::Cuda).iter().position(|own| *own == device);
+        let index = list(Backend::Cuda).iter().position(|listed| *listed == device);
         // the primary context, which CubeCL has too; without it nothing is known, and that is what is said
         let context = index.and_then(|index| CudaContext::new(index).ok());
         Self { context }
     }
 
     /// The driver of a device that is open; it is not asked in this build.
-    #[must_use]
     #[cfg(not(feature = "cuda"))]
-    pub fn of(_device: &Device) -> Self {
+    pub fn new(_device: &Device) -> Self {
         Self {}
     }
 
-    /// What it says now; `None` where the backend is not CUDA, or its driver fails.
-    #[must_use]
+    /// The current reading; `None` where the backend is not CUDA, or its driver fails.
     #[cfg(feature = "cuda")]
     pub fn read(&self) -> Option<DriverReading> {
         let (free, total) = self.context.as_ref()?.mem_get_info().ok()?;
         Some(DriverReading { free_bytes: free as u64, total_bytes: total as u64 })
     }
 
-    /// What it says now: nothing in this build.
-    #[must_use]
+    /// The current reading: none in this build.
     #[cfg(not(feature = "cuda"))]
     #[allow(clippy::unused_self, reason = "a build with the feature `cuda` asks the driver")]
     pub fn read(&self) -> Option<DriverReading> {
@@ -74,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_cpu_has_no_driver_that_counts_its_memory() {
-        assert_eq!(DriverMemory::of(&Device::flex()).read(), None);
+        assert_eq!(DriverMemory::new(&Device::flex()).read(), None);
     }
 
     #[test]

@@ -24,13 +24,13 @@ pub fn without_display_server() {
     }
 }
 
-/// Whether libwayland has an absolute path of a socket, or the socket itself.
+/// Returns true if libwayland has an absolute path of a socket, or the socket itself.
 fn names_compositor<S: AsRef<OsStr>>(variable: impl Fn(&str) -> Option<S>) -> bool {
     let absolute = |name| variable(name).is_some_and(|path| Path::new(&path).is_absolute());
     absolute("XDG_RUNTIME_DIR") || absolute("WAYLAND_DISPLAY") || variable("WAYLAND_SOCKET").is_some()
 }
 
-/// Whether this is the process's only thread, as far as Linux says.
+/// Returns true if this is the process's only thread, as far as Linux says.
 fn has_one_thread() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     fn named(variables: &[(&str, &'static str)]) -> bool {
-        let find = |name: &str| variables.iter().find(|(own, _)| *own == name);
+        let find = |name: &str| variables.iter().find(|(key, _)| *key == name);
         names_compositor(|name| find(name).map(|(_, value)| *value))
     }
 

@@ -8,10 +8,10 @@ use crate::panics::panic_message;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Unknown device name.
-    #[error("unknown device {found:?}; known: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto")]
+    #[error("unknown device {name:?}; known: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto")]
     UnknownDevice {
-        /// What was given.
-        found: String,
+        /// The given text.
+        name: String,
     },
     /// The backend is not part of this build.
     #[error(
@@ -65,12 +65,12 @@ pub enum Error {
     },
     /// A float type that the device cannot compute in.
     #[error(
-        "this device does not support {asked}, only {known}; set `precision` to one of these, or choose another `device` \
+        "this device does not support {precision}, only {known}; set `precision` to one of these, or choose another `device` \
          (`firebrick devices` lists the types of each)"
     )]
     Precision {
         /// The requested type.
-        asked: &'static str,
+        precision: &'static str,
         /// The supported types.
         known: String,
     },
@@ -96,7 +96,7 @@ pub enum Error {
     /// Kernels could not be recorded as a graph, or a graph not be replayed.
     #[error("a graph of kernels: {reason}")]
     Graph {
-        /// What the device said.
+        /// Message of the device.
         reason: String,
     },
     /// A copy between host and device failed.
@@ -111,8 +111,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a device reports when something is copied or read: that memory ran out, or another failure.
-    #[must_use]
+    /// Error of a device when something is copied or read: memory ran out, or another failure.
     pub fn device(error: &(dyn std::error::Error + 'static)) -> Self {
         match OutOfMemory::in_error(error) {
             Some(what) => Self::OutOfMemory(what),
@@ -120,8 +119,7 @@ impl Error {
         }
     }
 
-    /// What a device reports by a panic.
-    #[must_use]
+    /// Error of a device that panicked.
     pub fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
         match OutOfMemory::in_panic(payload) {
             Some(what) => Self::OutOfMemory(what),
@@ -129,8 +127,7 @@ impl Error {
         }
     }
 
-    /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
-    #[must_use]
+    /// Returns true if the user can mend it by changing what they asked for, as opposed to a device that failed.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Collective(error) => error.is_user_error(),

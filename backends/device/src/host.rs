@@ -23,7 +23,6 @@ impl MappedFile {
     }
 
     /// The file's bytes.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }

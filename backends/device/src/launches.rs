@@ -12,7 +12,7 @@ thread_local! {
 /// Launches by the name of the kernel, without its generic parameters and the path of its crate.
 pub type LaunchCounts = BTreeMap<String, u64>;
 
-/// What `work` returns, and the kernels that this thread launched meanwhile. A graph that is replayed launches none; on
+/// Result of `work`, and the kernels that this thread launched meanwhile. A graph that is replayed launches none; on
 /// the CPU there are none. A count inside of another one takes its launches away from it.
 pub fn count<R>(work: impl FnOnce() -> R) -> (R, LaunchCounts) {
     watch();
@@ -22,7 +22,7 @@ pub fn count<R>(work: impl FnOnce() -> R) -> (R, LaunchCounts) {
     (result, counts)
 }
 
-/// What `work` returns, where `look` runs before every launch that this thread asks for. By then the memory that the
+/// Result of `work`, with `look` run before every launch that this thread asks for. By then the memory that the
 /// kernel writes has been asked for, and what it reads is still held: so readings of the pools see all that lives at
 /// once. On the CPU it never runs. `look` may launch nothing.
 pub fn before_each<R>(look: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
@@ -34,7 +34,6 @@ pub fn before_each<R>(look: impl Fn() + 'static, work: impl FnOnce() -> R) -> R 
 }
 
 /// All launches together.
-#[must_use]
 pub fn total(counts: &LaunchCounts) -> u64 {
     counts.values().sum()
 }

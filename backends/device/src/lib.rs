@@ -1,5 +1,5 @@
-//! Devices: names, probing, memory readings and accounts, host files, transfers. Backend types and `unsafe` occur only in
-//! this crate, `firebrick-collectives` and `firebrick-kernels`.
+//! Devices: names, probing, memory readings and accounts, host files, transfers, the threads of the CPU
+//! backend. Backend types and `unsafe` occur only in this crate, `firebrick-collectives` and `firebrick-kernels`.
 
 pub mod accounts;
 pub mod allocation_trace;
@@ -17,6 +17,8 @@ pub mod out_of_memory;
 pub mod panics;
 pub mod precision;
 pub mod quantized;
+pub mod team;
+pub mod thread_pool;
 pub mod toolkit;
 pub mod trace;
 pub mod transfer;

@@ -6,7 +6,7 @@ use crate::driver_memory::DriverMemory;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-/// Where a reading comes from.
+/// Source of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadingSource {
@@ -18,14 +18,14 @@ pub enum ReadingSource {
     None,
 }
 
-/// Where a peak comes from.
+/// Source of a peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeakSource {
     /// Every allocation of the global allocator (CPU backend): nothing is missed.
     CountedHeap,
     /// The largest of the readings of the pools at segment boundaries and at the largest moments between them (GPUs).
-    /// What was allocated and freed between two readings is missed; bytes reserved are the bound from above.
+    /// Memory allocated and freed between two readings is missed; bytes reserved are the bound from above.
     PoolAtBoundaries,
 }
 
@@ -49,7 +49,6 @@ pub struct Reading {
 /// in its stream, when the last handle to it is dropped. So its count is that of the work submitted and not of the work
 /// done, and waiting for the device changes nothing about it. A reading is a round trip to the thread that submits work
 /// to the device, which first submits what stands before it in its queue; the device continues meanwhile.
-#[must_use]
 pub fn read_pools(device: &Device) -> Option<Reading> {
     device.memory_pool_usage().map(|pool| Reading {
         source: ReadingSource::BurnPool,
@@ -60,7 +59,6 @@ pub fn read_pools(device: &Device) -> Option<Reading> {
 }
 
 /// Reads a device's memory. Synchronises with the device, so call it at phase boundaries only.
-#[must_use]
 pub fn read(device: &Device) -> Reading {
     if device.memory_pool_usage().is_some() {
         // an error of the device is reported by the next read of a tensor
@@ -74,7 +72,6 @@ pub fn read(device: &Device) -> Reading {
 }
 
 /// The counted heap, without waiting for anything; none in a program that did not install the counting allocator.
-#[must_use]
 pub fn counted_heap() -> Option<Reading> {
     allocator::heap().map(|heap| Reading {
         source: ReadingSource::CountedHeap,
@@ -113,7 +110,6 @@ impl MemoryScope {
     }
 
     /// Stops measuring.
-    #[must_use]
     pub fn finish(self) -> ScopeReading {
         let after = read(&self.device);
         let ends = self.before.in_use_bytes.max(after.in_use_bytes);
@@ -135,7 +131,6 @@ impl Drop for MemoryScope {
 /// Bytes that `auto` budgets take, where they can be known: the memory that the system calls available for the CPU
 /// (Linux); on CUDA what the driver has free, and what this program's pools have reserved already. Elsewhere, and where
 /// the driver does not say, the whole capacity of a GPU, whatever other programs hold there.
-#[must_use]
 pub fn free_bytes(info: &DeviceInfo) -> Option<u64> {
     match info.device {
         DeviceSpec::Auto => None,
@@ -152,9 +147,9 @@ pub fn free_bytes(info: &DeviceInfo) -> Option<u64> {
 
 /// Bytes that a device's driver has free for this program, whose pools may have pages there already.
 fn free_on(device: &Device) -> Option<u64> {
-    let driver = DriverMemory::of(device).read()?;
-    let own = read_pools(device).map_or(0, |pools| pools.reserved_bytes);
-    Some((driver.free_bytes + own).min(driver.total_bytes))
+    let driver = DriverMemory::new(device).read()?;
+    let reserved = read_pools(device).map_or(0, |pools| pools.reserved_bytes);
+    Some((driver.free_bytes + reserved).min(driver.total_bytes))
 }
 
 /// Bytes of the host that the system calls available (Linux).
@@ -166,7 +161,6 @@ fn available_bytes() -> Option<u64> {
 }
 
 /// Peak resident set size of this process in bytes, where the system reports it (Linux).
-#[must_use]
 pub fn peak_resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;

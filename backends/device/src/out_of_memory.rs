@@ -1,6 +1,6 @@
 //! One error for every backend's out-of-memory failure.
 //!
-//! How each source arrives here:
+//! Sources and their form:
 //!
 //! | source | arrives as |
 //! |---|---|
@@ -42,13 +42,11 @@ use std::io;
 impl OutOfMemory {
     /// Memory that ran out according to an error or one of its sources: by their types, and by their words where no
     /// type says it.
-    #[must_use]
     pub fn in_error(error: &(dyn Error + 'static)) -> Option<Self> {
         chain(error).find_map(typed).or_else(|| chain(error).find_map(|error| phrases::find(&error.to_string())))
     }
 
     /// Memory that ran out according to a caught panic.
-    #[must_use]
     pub fn in_panic(payload: &(dyn Any + Send)) -> Option<Self> {
         match payload.downcast_ref::<Self>() {
             Some(what) => Some(what.clone()),

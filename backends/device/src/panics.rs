@@ -1,7 +1,6 @@
-//! What a caught panic says.
+//! Message of a caught panic.
 
 /// The text of a caught panic.
-#[must_use]
 pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     payload
         .downcast_ref::<String>()

@@ -1,4 +1,4 @@
-//! What a [`Precision`] means on a device: Burn's float types, matrices of it, casts.
+//! [`Precision`] on a device: Burn's float types, matrices of it, casts.
 
 use crate::{Error, Result};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
@@ -7,16 +7,13 @@ use firebrick_spec::Precision;
 /// A precision on Burn's devices.
 pub trait PrecisionExt: Sized {
     /// Burn's name for it on a device.
-    #[must_use]
     fn dtype(self, device: &Device) -> DType;
 
     /// A matrix of these values on a device, rounded on the host, so that the device never holds them wider. The values
     /// are in row-major order, the matrix is of shape `[rows, columns]`.
-    #[must_use]
     fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2>;
 
     /// The precision of a tensor's type.
-    #[must_use]
     fn of(dtype: DType) -> Self;
 
     /// Refuses a type that the device cannot compute in, and says which it can.
@@ -62,19 +59,17 @@ impl PrecisionExt for Precision {
             return Ok(());
         }
         let others = Self::ALL.into_iter().filter(|&other| known(other));
-        Err(Error::Precision { asked: self.name(), known: others.map(Self::name).collect::<Vec<_>>().join(" or ") })
+        Err(Error::Precision { precision: self.name(), known: others.map(Self::name).collect::<Vec<_>>().join(" or ") })
     }
 }
 
 /// A tensor to compute exactly with: f32 where it was stored in two bytes, itself elsewhere. Differentiable. A tensor
 /// of any shape.
-#[must_use]
 pub fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if Precision::of(tensor.dtype()).is_half() { tensor.cast(FloatDType::F32) } else { tensor }
 }
 
 /// A tensor in the type that another one is stored in. Differentiable. A tensor of any shape.
-#[must_use]
 pub fn stored_as<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
 }

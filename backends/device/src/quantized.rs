@@ -30,13 +30,12 @@ const ROWS: usize = 16;
 /// A row or block of zeros alone stays zeros in `int8`; in `nf4` its codes are those of 0, so it does too. A number
 /// that is not finite makes NaN of its row (`int8`), or numbers that are not finite of the whole matrix (`nf4`, whose
 /// scales share a mean).
-#[must_use]
 pub fn quantize(values: &[f32], layout: QuantizedLayout) -> HostTensor {
     assert_eq!(values.len(), layout.matrices * layout.numbers(), "as many values as the layout has");
     let each = layout.words();
     let mut words = vec![0.0_f32; layout.matrices * each];
-    let own = words.chunks_mut(each.max(1));
-    for (words, values) in own.zip(values.chunks(layout.numbers().max(1))) {
+    let parts = words.chunks_mut(each.max(1));
+    for (words, values) in parts.zip(values.chunks(layout.numbers().max(1))) {
         match layout.format {
             BaseFormat::Int8 => int8::quantize(values, layout.one(), words),
             BaseFormat::Nf4 => nf4::quantize(values, layout.one(), words),
@@ -57,7 +56,6 @@ pub fn widen_rows(words: &[f32], layout: QuantizedLayout, first: usize, out: &mu
 }
 
 /// The whole matrices that buffers stand for, in f32 and row-major order, widened on all cores.
-#[must_use]
 pub fn widened(words: &[f32], layout: QuantizedLayout) -> Vec<f32> {
     let mut out = vec![0.0; layout.matrices * layout.numbers()];
     let each = out.chunks_mut(layout.numbers().max(1));

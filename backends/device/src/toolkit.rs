@@ -1,5 +1,6 @@
-//! What CUDA needs at run time besides the driver: the compiler (NVRTC) and the headers that kernels include. Without
-//! them a kernel fails at its first launch, on a thread of the backend, so a device is opened only if they are found.
+//! Requirements of CUDA at run time besides the driver: the compiler (NVRTC) and the headers that kernels include.
+//! Without them a kernel fails at its first launch, on a thread of the backend, so a device is opened only if they are
+//! found.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +10,14 @@ const HEADERS: [&str; 3] = ["cuda_fp16.h", "mma.h", "crt/mma.h"];
 /// A toolkit, and what it lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolkit {
-    /// Where it is.
+    /// Its folder.
     pub folder: Option<PathBuf>,
-    /// What is missing, with what to do; nothing where kernels can be compiled.
+    /// Missing parts, with what to do; nothing where kernels can be compiled.
     pub missing: Option<String>,
 }
 
 /// The toolkit of a machine whose files `exists` knows: the one in `named` (`CUDA_PATH`), or else in one of the usual
 /// folders. `nvrtc` says whether the compiler's library is found, given the toolkit's folder.
-#[must_use]
 pub fn inspect(
     named: Option<PathBuf>,
     exists: impl Fn(&Path) -> bool + Copy,
@@ -83,8 +83,8 @@ mod tests {
         let only = |there: &'static str| move |path: &Path| path == Path::new(there);
         let named = Some(PathBuf::from("/elsewhere"));
         assert_eq!(folder(named.clone(), only("/opt/cuda")), named);
-        for (there, found) in [("/opt/cuda", "/opt/cuda"), ("/usr/bin/nvcc", "/usr")] {
-            assert_eq!(folder(None, only(there)), Some(PathBuf::from(found)));
+        for (there, expected) in [("/opt/cuda", "/opt/cuda"), ("/usr/bin/nvcc", "/usr")] {
+            assert_eq!(folder(None, only(there)), Some(PathBuf::from(expected)));
         }
         assert_eq!(folder(None, |_| false), None);
     }

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Whether any thread ever recorded. Spares other threads the access to their thread-local state.
+/// True if any thread ever recorded. Spares other threads the access to their thread-local state.
 static ANYBODY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -27,11 +27,11 @@ struct Recording {
 /// One span of a recording. Times are seconds since its start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SpanRecord {
-    /// What ran: a phase, a segment's pass, a family of kernels.
+    /// Name: a phase, a segment's pass, a family of kernels.
     pub name: &'static str,
     /// When it began.
     pub start: f64,
-    /// How long it took, including nested spans.
+    /// Duration in seconds, including nested spans.
     pub seconds: f64,
     /// Number of enclosing spans.
     pub depth: usize,
@@ -133,7 +133,6 @@ pub struct SpanTotal {
 }
 
 /// Totals by name, in order of first appearance.
-#[must_use]
 pub fn totals_by_name(spans: &[SpanRecord]) -> Vec<(&'static str, SpanTotal)> {
     let mut totals: Vec<(&'static str, SpanTotal)> = Vec::new();
     // index in the totals of the span that is open at each depth

@@ -30,7 +30,7 @@ use burn::tensor::{DType, Tensor};
 /// are `[rows, columns]`, of any sizes above 0.
 ///
 /// # Errors
-/// Where a matrix was never computed: memory ran out, or a kernel failed.
+/// If a matrix was never computed: memory ran out, or a kernel failed.
 pub fn check_computed(matrices: impl IntoIterator<Item = Tensor<2>>) -> Result<()> {
     let late = matrices.into_iter().filter(|t| !is_cpu(&t.device()));
     let numbers = late.map(|t| t.slice([0..1, 0..1]).cast(DType::F32));

@@ -12,17 +12,21 @@ use firebrick_device::trace::span;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// A backend's float tensor without autodiff, and with it.
+pub(super) type Plain<B> = FloatTensor<B>;
+pub(super) type Traced<B> = FloatTensor<Autodiff<B>>;
+
 /// A backend that kernels are written for, with conversions between its primitives and Burn's tensors.
 pub(super) trait KernelBackend: Backend {
     /// The primitive of a tensor without autodiff. The tensor must be this backend's.
     fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
-    /// The same of a tensor with autodiff.
+    /// [`Self::primitive`] of a tensor with autodiff.
     fn autodiff_primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Autodiff<Self>>;
     /// The inverse of `primitive`.
     fn tensor<const D: usize>(tensor: FloatTensor<Self>) -> Tensor<D>;
     /// The inverse of `autodiff_primitive`.
     fn autodiff_tensor<const D: usize>(tensor: FloatTensor<Autodiff<Self>>) -> Tensor<D>;
-    /// The same values, contiguous in row-major order.
+    /// A tensor's values, contiguous in row-major order.
     fn contiguous(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -30,31 +34,24 @@ pub(super) trait KernelBackend: Backend {
 macro_rules! kernel_backend {
     ($backend:ty, $contiguous:expr) => {
         impl crate::autodiff::KernelBackend for $backend {
-            fn primitive<const D: usize>(tensor: burn::tensor::Tensor<D>) -> burn::backend::tensor::FloatTensor<Self> {
-                let primitive = tensor.try_into_primitive::<Self>();
-                primitive.expect("the device was checked before")
+            fn primitive<const D: usize>(tensor: burn::tensor::Tensor<D>) -> crate::autodiff::Plain<Self> {
+                tensor.try_into_primitive::<Self>().expect("the device was checked before")
             }
 
-            fn autodiff_primitive<const D: usize>(
-                tensor: burn::tensor::Tensor<D>,
-            ) -> burn::backend::tensor::FloatTensor<burn::backend::Autodiff<Self>> {
+            fn autodiff_primitive<const D: usize>(tensor: burn::tensor::Tensor<D>) -> crate::autodiff::Traced<Self> {
                 let primitive = tensor.try_into_primitive::<burn::backend::Autodiff<Self>>();
                 primitive.expect("the device was checked before")
             }
 
-            fn tensor<const D: usize>(tensor: burn::backend::tensor::FloatTensor<Self>) -> burn::tensor::Tensor<D> {
+            fn tensor<const D: usize>(tensor: crate::autodiff::Plain<Self>) -> burn::tensor::Tensor<D> {
                 burn::tensor::Tensor::from_primitive::<Self>(tensor)
             }
 
-            fn autodiff_tensor<const D: usize>(
-                tensor: burn::backend::tensor::FloatTensor<burn::backend::Autodiff<Self>>,
-            ) -> burn::tensor::Tensor<D> {
+            fn autodiff_tensor<const D: usize>(tensor: crate::autodiff::Traced<Self>) -> burn::tensor::Tensor<D> {
                 burn::tensor::Tensor::from_primitive::<burn::backend::Autodiff<Self>>(tensor)
             }
 
-            fn contiguous(
-                tensor: burn::backend::tensor::FloatTensor<Self>,
-            ) -> burn::backend::tensor::FloatTensor<Self> {
+            fn contiguous(tensor: crate::autodiff::Plain<Self>) -> crate::autodiff::Plain<Self> {
                 $contiguous(tensor)
             }
         }
@@ -67,17 +64,17 @@ pub(super) trait Kernel<B: KernelBackend, const N: usize>: Clone + Debug + Send 
     /// Its name in recordings of [`firebrick_device::trace`].
     const NAME: &'static str;
 
-    /// What the backward pass needs of the forward pass.
+    /// State of the forward pass for the backward pass.
     type Saved: Clone + Debug + Send + 'static;
 
-    /// The result, and what the backward pass needs.
+    /// The result, and the state for the backward pass.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
     /// Gradients of the inputs, given the result's; those that nobody wants may be left out.
     fn backward(&self, saved: Self::Saved, gradient: FloatTensor<B>, wanted: [bool; N]) -> [Option<FloatTensor<B>>; N];
 }
 
-/// Whether kernels are enabled in this process.
+/// True if kernels are enabled in this process.
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
 /// Enables or disables all kernels in this process, on every backend, to compare them with the tensor operations that
@@ -86,7 +83,7 @@ pub fn set_enabled(on: bool) {
     ENABLED.store(on, Relaxed);
 }
 
-/// Whether kernels are enabled.
+/// Returns true if kernels are enabled.
 pub(super) fn enabled() -> bool {
     ENABLED.load(Relaxed)
 }

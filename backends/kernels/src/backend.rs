@@ -1,4 +1,4 @@
-//! What a backend implements besides operations: packed matrices and recorded graphs.
+//! Traits of a backend besides operations: packed matrices and recorded graphs.
 
 use burn::tensor::Tensor;
 use std::any::Any;
@@ -9,13 +9,13 @@ pub(super) trait PackedMatrix: Any + Debug + Send + Sync {
     /// Bytes of the copy.
     fn bytes(&self) -> usize;
 
-    /// Whether the copy has the matrix's own numbers.
+    /// Returns true if the copy has the matrix's own numbers.
     fn is_exact(&self) -> bool;
 
-    /// Whether the kernels multiply these rows. The other methods are for no others.
+    /// Returns true if the kernels multiply these rows. The other methods are for no others.
     fn takes(&self, x: &Tensor<2>) -> bool;
 
-    /// Whether one kernel multiplies these rows and adds or gates the product.
+    /// Returns true if one kernel multiplies these rows and adds or gates the product.
     fn fuses(&self, x: &Tensor<2>) -> bool;
 
     /// `x · Wᵀ`.

@@ -65,8 +65,8 @@ impl<B: KernelBackend> Kernel<B, 1> for Gated {
         let d_up = (scaled.clone() * gate.clone()).mask_fill(outside, 0.0);
         let slope = open.neg().add_scalar(1.0) * gate * ALPHA + 1.0;
         let d_gate = (scaled * (up + 1.0) * slope).mask_fill(above, 0.0);
-        let both = [d_gate, d_up].map(|half| stored_as(half, stored));
-        [Some(B::primitive(Tensor::cat(both.to_vec(), 1)))]
+        let halves = [d_gate, d_up].map(|half| stored_as(half, stored));
+        [Some(B::primitive(Tensor::cat(halves.to_vec(), 1)))]
     }
 }
 
@@ -98,16 +98,16 @@ mod tests {
     fn hold(x: &Tensor<2>, y: Tensor<2>, pairs: &[[f64; 2]]) {
         let (limit, step) = (2.0, 1e-6);
         let mut tape = y.clone().sum().backward();
-        let found: Vec<f64> = y.inner().try_into_vec_as().expect("values");
+        let actual: Vec<f64> = y.inner().try_into_vec_as().expect("values");
         let gradient: Vec<f64> = x.grad_remove(&mut tape).expect("a gradient").try_into_vec_as().expect("values");
         for (i, &[gate, up]) in pairs.iter().enumerate() {
-            assert!((found[i] - gated(gate, up, limit)).abs() < 1e-12, "{i}");
+            assert!((actual[i] - gated(gate, up, limit)).abs() < 1e-12, "{i}");
             let along = |g: f64, u: f64| {
                 let at = |t: f64| gated(gate + t * g, up + t * u, limit);
                 (at(step) - at(-step)) / (2.0 * step)
             };
-            for (found, expected) in [(gradient[i], along(1.0, 0.0)), (gradient[6 + i], along(0.0, 1.0))] {
-                assert!((found - expected).abs() < 1e-8, "{i}: {found}, {expected}");
+            for (actual, expected) in [(gradient[i], along(1.0, 0.0)), (gradient[6 + i], along(0.0, 1.0))] {
+                assert!((actual - expected).abs() < 1e-8, "{i}: {actual}, {expected}");
             }
         }
     }

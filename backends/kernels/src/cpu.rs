@@ -10,6 +10,7 @@
     clippy::inline_always,
     reason = "only what is inlined into the function with the wide instructions becomes vector code"
 )]
+#![allow(unsafe_code, reason = "tasks write disjoint parts of one tensor, and vector code reads without bounds checks")]
 
 pub(super) mod attention;
 mod autodiff;
@@ -25,6 +26,7 @@ pub(super) mod norm;
 mod packed;
 pub(super) mod paged;
 mod parallel;
+mod prelude;
 pub(super) mod quantized_experts;
 pub(super) mod quantized_linear;
 mod real;
@@ -32,8 +34,6 @@ pub(super) mod rotary;
 pub(super) mod sample;
 pub(super) mod scores;
 pub(super) mod skinny_gemm;
-pub(super) mod team;
-pub(super) mod thread_pool;
 mod widest;
 pub(super) mod zeros;
 

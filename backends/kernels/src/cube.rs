@@ -38,6 +38,7 @@ mod launch;
 pub(super) mod norm;
 mod packed;
 pub(super) mod paged;
+mod prelude;
 pub(super) mod product;
 pub(super) mod quantized_linear;
 pub(super) mod rotary;

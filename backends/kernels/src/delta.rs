@@ -4,7 +4,8 @@ mod gathers;
 
 pub(super) use gathers::{PaddedRows, TapRows};
 
-use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
+use crate::shapes::int_tensor;
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use firebrick_device::device::is_cpu;
 use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
@@ -21,9 +22,9 @@ pub(super) const CHUNK_FIELDS: usize = 4;
 pub struct StateRows {
     /// Rows of the forward pass.
     pub rows: Range<usize>,
-    /// Where its state is in a pool; not read in a forward pass without one.
+    /// Slot of its state in a pool; not read in a forward pass without one.
     pub slot: usize,
-    /// Whether the sequence begins here, with a state of zeros.
+    /// True if the sequence begins here, with a state of zeros.
     pub begins: bool,
 }
 
@@ -31,9 +32,8 @@ pub struct StateRows {
 /// layer.
 #[derive(Clone, Debug)]
 pub struct SequenceRows {
-    all: Arc<[StateRows]>,
-    /// The same for GPU kernels.
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+    sequences: Arc<[StateRows]>,
+    /// Their table for GPU kernels.
     pub(super) table: Option<SequenceTable>,
     device: Device,
     /// Indices of tensor operations, made where they are needed first.
@@ -49,16 +49,14 @@ struct Gathers {
 
 impl SequenceRows {
     /// Prepares sequences for a device. Those without rows are left out.
-    #[must_use]
     pub fn new(sequences: Vec<StateRows>, device: &Device) -> Self {
-        let sequences = sequences.into_iter().filter(|own| !own.rows.is_empty());
-        let all: Arc<[StateRows]> = sequences.collect();
-        let table = (!is_cpu(device)).then(|| SequenceTable::new(&all, device));
-        Self { all, table, device: device.clone(), gathers: Arc::default() }
+        let sequences = sequences.into_iter().filter(|sequence| !sequence.rows.is_empty());
+        let sequences: Arc<[StateRows]> = sequences.collect();
+        let table = (!is_cpu(device)).then(|| SequenceTable::new(&sequences, device));
+        Self { sequences, table, device: device.clone(), gathers: Arc::default() }
     }
 
     /// Whole sequences that begin with the forward pass.
-    #[must_use]
     pub fn whole(sequences: impl Iterator<Item = Range<usize>>, device: &Device) -> Self {
         Self::new(sequences.map(|rows| StateRows { rows, slot: 0, begins: true }).collect(), device)
     }
@@ -68,19 +66,19 @@ impl SequenceRows {
         self.gathers.taps.get_or_init(|| TapRows::new(self, rows, taps, &self.device))
     }
 
-    /// The same sequences in rows of one length.
+    /// The sequences in rows of one length.
     pub(super) fn padded_rows(&self, rows: usize) -> &PaddedRows {
         self.gathers.padded.get_or_init(|| PaddedRows::new(self, rows, &self.device))
     }
 
     fn slots(&self) -> Tensor<1, Int> {
-        let slots = || gathers::integers(self.iter().map(|own| own.slot), &self.device);
+        let slots = || gathers::integers(self.iter().map(|sequence| sequence.slot), &self.device);
         self.gathers.slots.get_or_init(slots).clone()
     }
 
     /// The states of the sequences in a pool, `[sequences, numbers]`, zeros where they begin.
     pub(super) fn read(&self, pool: &Tensor<2>) -> Tensor<2> {
-        let continues: Vec<f32> = self.iter().map(|own| if own.begins { 0.0 } else { 1.0 }).collect();
+        let continues: Vec<f32> = self.iter().map(|sequence| if sequence.begins { 0.0 } else { 1.0 }).collect();
         let continues = TensorData::new(continues, [self.len(), 1]);
         pool.clone().select(0, self.slots()) * Tensor::from_data(continues, (&pool.device(), pool.dtype()))
     }
@@ -93,7 +91,6 @@ impl SequenceRows {
 
 /// A pool `[slots, numbers]` with other numbers in some slots, each of which is there once. Where there is only a sum,
 /// the old number is taken away first, which leaves an exact zero.
-#[must_use]
 pub fn write_slots(pool: Tensor<2>, slots: Tensor<1, Int>, values: Tensor<2>) -> Tensor<2> {
     let before = pool.clone().select(0, slots.clone()).neg();
     let zeroed = pool.select_assign(0, slots.clone(), before, IndexingUpdateOp::Add);
@@ -104,7 +101,7 @@ impl Deref for SequenceRows {
     type Target = [StateRows];
 
     fn deref(&self) -> &[StateRows] {
-        &self.all
+        &self.sequences
     }
 }
 
@@ -112,7 +109,6 @@ impl Deref for SequenceRows {
 /// first row, the row after its last, its slot, whether it begins, and its first chunk; a chunk has its first row, the
 /// row after its last, and the same two of its sequence.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct SequenceTable {
     pub words: Tensor<1, Int>,
     pub sequences: usize,
@@ -122,39 +118,35 @@ pub(super) struct SequenceTable {
 }
 
 impl SequenceTable {
-    fn new(all: &[StateRows], device: &Device) -> Self {
-        let (mut sequences, mut chunks, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-        for own in all {
-            let [start, end] = [own.rows.start, own.rows.end].map(|row| row as i32);
+    fn new(sequences: &[StateRows], device: &Device) -> Self {
+        let (mut spans, mut chunks, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in sequences {
+            let [start, end] = [sequence.rows.start, sequence.rows.end].map(|row| row as i32);
             let first = chunks.len() / CHUNK_FIELDS;
-            sequences.extend([start, end, own.slot as i32, i32::from(own.begins), first as i32]);
-            for first in own.rows.clone().step_by(CHUNK) {
-                let last = (first + CHUNK).min(own.rows.end);
+            spans.extend([start, end, sequence.slot as i32, i32::from(sequence.begins), first as i32]);
+            for first in sequence.rows.clone().step_by(CHUNK) {
+                let last = (first + CHUNK).min(sequence.rows.end);
                 chunks.extend([first as i32, last as i32, start, end]);
             }
             rows.extend(start..end);
         }
         let counts = [chunks.len() / CHUNK_FIELDS, rows.len()];
-        let mut words = [sequences, chunks, rows].concat();
+        let mut words = [spans, chunks, rows].concat();
         // a buffer of nothing cannot be bound
         words.resize(words.len().max(1), 0);
-        let length = words.len();
-        let data = TensorData::new(words, [length]);
         Self {
-            words: Tensor::from_data(data, (&device.clone().inner(), DType::I32)),
-            sequences: all.len(),
+            words: int_tensor(words, &device.clone().inner()),
+            sequences: sequences.len(),
             chunks: counts[0],
             rows: counts[1],
         }
     }
 
     /// Offsets in the table of chunks and of rows.
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub fn chunks_at(&self) -> usize {
         self.sequences * SEQUENCE_FIELDS
     }
 
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub fn rows_at(&self) -> usize {
         self.chunks_at() + self.chunks * CHUNK_FIELDS
     }
@@ -175,19 +167,16 @@ pub struct DeltaHeads {
 
 impl DeltaHeads {
     /// Columns of queries, keys and values side by side.
-    #[must_use]
     pub fn channels(&self) -> usize {
         2 * self.keys * self.key_dim + self.values * self.value_dim
     }
 
     /// Value heads of a key head.
-    #[must_use]
     pub fn group(&self) -> usize {
         self.values / self.keys
     }
 
     /// Numbers of a sequence's state, `[values, key_dim, value_dim]`.
-    #[must_use]
     pub fn state(&self) -> usize {
         self.values * self.key_dim * self.value_dim
     }

@@ -2,8 +2,9 @@
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
 use super::experts::ExpertRows;
+use super::shapes::int_tensor;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::Tensor;
 
 /// [`super::expert_bias`].
 pub(super) fn add<B: KernelBackend>(y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
@@ -21,9 +22,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Added {
     fn forward(&self, [y, bias]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, ()) {
         let (y, bias): (Tensor<2>, Tensor<2>) = (B::tensor(y), B::tensor(bias));
         let of = |(expert, rows): (usize, std::ops::Range<usize>)| std::iter::repeat_n(expert as i32, rows.len());
-        let experts: Vec<i32> = self.0.groups().flat_map(of).collect();
-        let experts = TensorData::new(experts, [self.0.rows()]);
-        let experts = Tensor::from_data(experts, (&y.device(), DType::I32));
+        let experts = int_tensor(self.0.groups().flat_map(of).collect(), &y.device());
         (B::primitive(y + bias.select(0, experts)), ())
     }
 
@@ -64,9 +63,9 @@ mod tests {
         let up = data((1..=12).map(|i| i as f32).collect(), [6, 2]);
         let mut tape = (sum.clone() * up.autodiff()).sum().backward();
         let values = |t: Tensor<2>| -> Vec<f32> { t.try_into_vec_as().expect("values") };
-        let found = values(sum.inner());
-        assert_eq!(found[..6], [10.0, 21.0, 12.0, 23.0, 14.0, 25.0]);
-        assert_eq!(found[6..], [36.0, 47.0, 38.0, 49.0, 60.0, 71.0]);
+        let actual = values(sum.inner());
+        assert_eq!(actual[..6], [10.0, 21.0, 12.0, 23.0, 14.0, 25.0]);
+        assert_eq!(actual[6..], [36.0, 47.0, 38.0, 49.0, 60.0, 71.0]);
         let of_bias = values(bias.grad_remove(&mut tape).expect("a gradient"));
         assert_eq!(of_bias, [9.0, 12.0, 0.0, 0.0, 16.0, 18.0, 11.0, 12.0]);
         let of_rows = values(y.grad_remove(&mut tape).expect("a gradient"));

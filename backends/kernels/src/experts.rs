@@ -6,9 +6,9 @@
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
 use super::operations::products::matmul;
-use super::shapes::Transposed;
+use super::shapes::{Transposed, int_tensor};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct ExpertRows {
     pub(super) per_token: usize,
-    /// Where each expert's rows begin, and the end of the last.
+    /// First row of each expert, and the end of the last.
     pub(super) starts: Arc<[usize]>,
     /// The choice of each sorted row.
     pub(super) choices: Arc<[u32]>,
@@ -29,7 +29,6 @@ pub struct ExpertRows {
 impl ExpertRows {
     /// Sorts choices: `experts[t · per_token + j]` is the index of the j-th expert of token t, below `count`. Rows of
     /// one expert keep the order of their tokens.
-    #[must_use]
     pub fn new(experts: &[u32], per_token: usize, count: usize, device: &Device) -> Self {
         let mut starts = vec![0; count + 1];
         for &expert in experts {
@@ -47,14 +46,11 @@ impl ExpertRows {
             choices[row] = choice as u32;
             places[choice] = row as u32;
         }
-        let on_device = |values: Vec<i32>| {
-            let shape = [values.len()];
-            Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
-        };
-        let tokens = choices.iter().map(|&c| c as i32 / per_token as i32);
+        let tokens = choices.iter().map(|&c| c as i32 / per_token as i32).collect();
+        let order = places.iter().map(|&p| p as i32).collect();
         Self {
             per_token,
-            indices: [on_device(tokens.collect()), on_device(places.iter().map(|&p| p as i32).collect())],
+            indices: [tokens, order].map(|values| int_tensor(values, device)),
             starts: starts.into(),
             choices: choices.into(),
             places: places.into(),
@@ -62,13 +58,11 @@ impl ExpertRows {
     }
 
     /// Number of sorted rows: choices of all tokens.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.choices.len()
     }
 
     /// Rows of each expert.
-    #[must_use]
     pub fn counts(&self) -> Vec<usize> {
         self.groups().map(|(_, rows)| rows.len()).collect()
     }
@@ -105,7 +99,7 @@ pub enum ExpertInput {
 }
 
 impl ExpertRows {
-    /// What the experts read, sorted.
+    /// The experts' input, sorted.
     pub(super) fn sorted(&self, x: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
         let [tokens, _] = &self.indices;
         match reads {
@@ -114,7 +108,7 @@ impl ExpertRows {
         }
     }
 
-    /// The gradient of what was read, given that of sorted rows.
+    /// The gradient of the input, given that of sorted rows.
     pub(super) fn unsorted(&self, g: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
         if reads == ExpertInput::Sorted {
             return g;
@@ -187,9 +181,8 @@ impl<B: KernelBackend> Kernel<B, 1> for Gather {
     fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         let back = || {
             let g: Tensor<2> = B::tensor(gradient);
-            let choices: Vec<i32> = self.0.choices.iter().map(|&c| c as i32).collect();
-            let choices = TensorData::new(choices, [self.0.rows()]);
-            let choices = Tensor::from_data(choices, (&g.device(), DType::I32));
+            let choices = self.0.choices.iter().map(|&c| c as i32).collect();
+            let choices = int_tensor(choices, &g.device());
             B::primitive(g.select(0, choices))
         };
         [wanted[0].then(back)]
@@ -224,25 +217,20 @@ impl<B: KernelBackend> Kernel<B, 2> for Product {
         let saved = [self.trains.then(|| x.clone()), Some(w.clone())];
         let (x, w): (Tensor<2>, Tensor<2>) = (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
         let of = |(expert, rows): (usize, Range<usize>)| {
-            let own = x.clone().narrow(0, rows.start, rows.len());
-            matmul(&own, &self.matrix(&w, expert), Transposed::Right)
+            let x = x.clone().narrow(0, rows.start, rows.len());
+            matmul(&x, &self.matrix(&w, expert), Transposed::Right)
         };
         let products = self.rows.used().map(of).collect();
         (B::primitive(Tensor::cat(products, 0)), saved)
     }
 
-    fn backward(
-        &self,
-        [x, w]: Self::Saved,
-        gradient: FloatTensor<B>,
-        wanted: [bool; 2],
-    ) -> [Option<FloatTensor<B>>; 2] {
-        let g: Tensor<2> = B::tensor(gradient);
+    fn backward(&self, saved: Self::Saved, gradient: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
+        let ([x, w], g): (_, Tensor<2>) = (saved, B::tensor(gradient));
         let w: Tensor<2> = B::tensor(w.unwrap_or_else(|| unreachable!("saved")));
         let of = |t: &Tensor<2>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
         let dx = || {
-            let own = |(expert, rows)| matmul(&of(&g, &rows), &self.matrix(&w, expert), Transposed::Neither);
-            let products = self.rows.used().map(own).collect();
+            let product = |(expert, rows)| matmul(&of(&g, &rows), &self.matrix(&w, expert), Transposed::Neither);
+            let products = self.rows.used().map(product).collect();
             B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
         };
         // a weight that is neither leaf nor constant would silently lose its gradient
@@ -250,14 +238,14 @@ impl<B: KernelBackend> Kernel<B, 2> for Product {
         let dw = |x: FloatTensor<B>| {
             let x: Tensor<2> = self.rows.sorted(B::tensor(x), self.reads);
             let (out, [_, inner]) = (self.outputs(&w), x.dims());
-            let own = |(_, rows): (usize, Range<usize>)| {
+            let product = |(_, rows): (usize, Range<usize>)| {
                 if rows.is_empty() {
                     Tensor::zeros([out, inner], (&x.device(), x.dtype()))
                 } else {
                     matmul(&of(&g, &rows), &of(&x, &rows), Transposed::Left)
                 }
             };
-            B::primitive(Tensor::cat(self.rows.groups().map(own).collect(), 0))
+            B::primitive(Tensor::cat(self.rows.groups().map(product).collect(), 0))
         };
         [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
     }
@@ -309,8 +297,7 @@ mod tests {
         let up: Vec<f32> = (0..rows * width).map(|i| (0.37 * i as f32).sin()).collect();
         let up = Tensor::<2>::from_data(TensorData::new(up, [rows, width]), &Device::flex());
         let mut gradients = (y.clone() * up.autodiff()).sum().backward();
-        let own = [a, b].map(|t| t.grad_remove(&mut gradients).expect("a gradient"));
-        let [a, b] = own;
+        let [a, b] = [a, b].map(|t| t.grad_remove(&mut gradients).expect("a gradient"));
         [y.inner(), a, b]
     }
 
@@ -325,31 +312,31 @@ mod tests {
                 (ExpertInput::Tokens, random([tokens, inner])),
                 (ExpertInput::Sorted, random([tokens * per_token, inner])),
             ] {
-                let found = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
+                let actual = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
                 let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads));
-                let parts = found.into_iter().zip(expected).zip(["y", "x", "w"]);
-                for ((found, expected), what) in parts {
-                    assert_close(&format!("{tokens}, {reads:?}: {what}"), found, expected);
+                let parts = actual.into_iter().zip(expected).zip(["y", "x", "w"]);
+                for ((actual, expected), what) in parts {
+                    assert_close(&format!("{tokens}, {reads:?}: {what}"), actual, expected);
                 }
             }
             let (y, weights) = (random([tokens * per_token, outputs]), random([tokens, per_token]));
-            let found = traced([&y, &weights], |y, w| combine_experts(y, w, &rows));
+            let actual = traced([&y, &weights], |y, w| combine_experts(y, w, &rows));
             let expected = traced([&y, &weights], |y, w| combine::<Flex>(y, w, &rows));
-            for ((found, expected), what) in found.into_iter().zip(expected).zip(["sum", "y", "w"]) {
-                assert_close(what, found, expected);
+            for ((actual, expected), what) in actual.into_iter().zip(expected).zip(["sum", "y", "w"]) {
+                assert_close(what, actual, expected);
             }
         }
     }
 
     #[test]
     fn an_attached_gradient_is_added_to_that_of_its_tensor() {
-        let (y, x, own) = (random([3, 4]), random([2, 5]), random([2, 5]));
+        let (y, x, gradient) = (random([3, 4]), random([2, 5]), random([2, 5]));
         let [passed, dy, dx] = traced([&y, &x], |y, x| {
             let twice = x.clone() * 2.0;
-            attach::<Flex>(y, &twice, own.clone())
+            attach::<Flex>(y, &twice, gradient.clone())
         });
         assert_close("passed on", passed, y);
-        assert_close("attached", dx, own * 2.0);
+        assert_close("attached", dx, gradient * 2.0);
         assert_eq!(dy.dims(), [3, 4]);
     }
 }

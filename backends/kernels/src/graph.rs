@@ -15,8 +15,7 @@ pub struct Graph(Box<dyn RecordedGraph>);
 const WARM_UP: usize = 2;
 
 impl Graph {
-    /// Whether a device records graphs: GPUs do.
-    #[must_use]
+    /// Returns true if a device records graphs: GPUs do.
     pub fn is_supported(device: &Device) -> bool {
         recorder(device).is_some()
     }
@@ -58,7 +57,7 @@ impl Graph {
     }
 }
 
-/// What records graphs on a device.
+/// The recorder of graphs on a device.
 fn recorder(device: &Device) -> Option<Box<dyn Recorder>> {
-    by_device!(device, cpu => None, cube => Some(Box::new(crate::cube::CubeRecorder::of(device))))
+    by_device!(device, cpu => None, cube => Some(Box::new(crate::cube::CubeRecorder::new(device))))
 }

@@ -6,6 +6,11 @@
 //! f64; `cube` those of `CubeCL` backends, in f32 inside and f32, f16 or bf16 outside. [`table`] says which are used
 //! where.
 
+#![cfg_attr(
+    not(any(feature = "wgpu", feature = "cuda")),
+    allow(dead_code, unused_variables, reason = "the inputs of GPU kernels, which this build leaves out")
+)]
+
 mod autodiff;
 mod backend;
 mod choice;
@@ -31,10 +36,10 @@ mod step;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
-pub use cpu::team::with_team;
-pub use cpu::thread_pool::in_thread_pool;
 pub use delta::{DeltaHeads, SequenceRows, StateRows, write_slots};
 pub use experts::{ExpertInput, ExpertRows};
+pub use firebrick_device::team::with_team;
+pub use firebrick_device::thread_pool::in_thread_pool;
 pub use firebrick_spec::{Activation, Operation};
 pub use graph::Graph;
 pub use operations::*;

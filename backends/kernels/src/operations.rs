@@ -87,11 +87,10 @@ macro_rules! operations {
     )*};
     (@row
         [$(#[$meta:meta])* $visibility:vis] $name:ident [$($sizes:tt)*] [$($arguments:tt)*] [$result:ty]
-        $first:ident $all:tt
+        $first:ident $call:tt
         [$($cpu:ident [$($cpu_takes:tt)*])?] [$($cube:ident [$($cube_takes:tt)*])?] $formula:block
     ) => {
         $(#[$meta])*
-        #[must_use]
         #[allow(
             unused_imports, unused_variables, clippy::needless_pass_by_value,
             reason = "not every row uses every name, nor every build every kernel"
@@ -102,7 +101,7 @@ macro_rules! operations {
             $({
                 use crate::cpu::{self, alike, is_full_precision, plain};
                 if firebrick_device::device::is_cpu(&device) && $($cpu_takes)* {
-                    return cpu::$cpu::$name $all;
+                    return cpu::$cpu::$name $call;
                 }
             })?
             $(
@@ -111,7 +110,7 @@ macro_rules! operations {
                     use crate::choice::Operation;
                     use crate::cube::{self, alike, plain};
                     if !firebrick_device::device::is_cpu(&device) && $($cube_takes)* {
-                        return cube::$cube::$name $all;
+                        return cube::$cube::$name $call;
                     }
                 }
             )?
@@ -185,8 +184,7 @@ pub(crate) fn no_kernel(operation: &str) -> ! {
     panic!("{operation} has no kernel for these tensors: `kernels::available` tells devices that have one")
 }
 
-/// Whether models on this device run an operation through its kernel.
-#[must_use]
+/// Returns true if models on this device run an operation through its kernel.
 pub fn available(operation: Operation, device: &Device) -> bool {
     by_device!(device, cpu => crate::cpu::available(operation, device), cube => crate::cube::available(operation, device))
 }

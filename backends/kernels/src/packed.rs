@@ -16,7 +16,6 @@ pub struct PackedWeights(Arc<dyn PackedMatrix>);
 impl PackedWeights {
     /// An exact copy. `None` for tensors other than the CPU backend's f32 without autodiff. The matrix is `[outputs,
     /// inputs]`.
-    #[must_use]
     pub fn pack(matrix: &Tensor<2>) -> Option<Self> {
         by_device!(&matrix.device(), cpu => Some(Self(Arc::new(PanelMatrix::pack(matrix)?))), cube => None)
     }
@@ -27,7 +26,6 @@ impl PackedWeights {
     ///
     /// An output with a value that is not finite gives NaN. `None` where there is no kernel: for tensors with autodiff,
     /// and on the CPU for types other than f32. The matrix is `[outputs, inputs]`.
-    #[must_use]
     pub fn quantize(matrix: &Tensor<2>) -> Option<Self> {
         by_device!(
             &matrix.device(),
@@ -37,20 +35,17 @@ impl PackedWeights {
     }
 
     /// Bytes of the copy.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes()
     }
 
-    /// Whether the copy is exact.
-    #[must_use]
+    /// Returns true if the copy is exact.
     pub fn is_exact(&self) -> bool {
         self.0.is_exact()
     }
 
-    /// Whether products with these rows, `[rows, inputs]`, read the copy: rows on its device without autodiff, on the
-    /// CPU in f32.
-    #[must_use]
+    /// Returns true if products with these rows, `[rows, inputs]`, read the copy: rows on its device without autodiff,
+    /// on the CPU in f32.
     pub fn takes(&self, x: &Tensor<2>) -> bool {
         self.0.takes(x)
     }
@@ -59,23 +54,20 @@ impl PackedWeights {
     ///
     /// On a GPU a product with many rows (see [`firebrick_spec::QuantizedProduct`]) widens the whole matrix to `x`'s
     /// type first.
-    #[must_use]
     pub fn linear(&self, x: &Tensor<2>) -> Tensor<2> {
         self.0.linear(x)
     }
 
     /// [`Self::linear`] of several matrices and one `x`, on the CPU in one parallel loop. `x` is `[rows, inputs]`, each
     /// result `[rows, outputs]`.
-    #[must_use]
     pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Self; N]) -> [Tensor<2>; N] {
-        let all = w.map(|w| &*w.0);
-        let products = all.split_first().map_or_else(Vec::new, |(first, others)| first.linear_each(others, x));
+        let matrices = w.map(|w| &*w.0);
+        let products = matrices.split_first().map_or_else(Vec::new, |(first, others)| first.linear_each(others, x));
         products.try_into().unwrap_or_else(|_| unreachable!("one each"))
     }
 
     /// `base + x · Wᵀ` for `x` of shape `[rows, inputs]` that the copy [takes](Self::takes); on a GPU in place where
     /// `base`, `[rows, outputs]`, is not shared.
-    #[must_use]
     pub fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Tensor<2> {
         let alike = base.dtype() == x.dtype() && !base.device().is_autodiff();
         if alike && self.0.fuses(x) {
@@ -87,7 +79,6 @@ impl PackedWeights {
 
     /// `silu(x · gateᵀ) ∘ (x · upᵀ)` for two matrices of one shape and `x` of shape `[rows, inputs]` that the copies
     /// [take](Self::takes): `[rows, outputs]`.
-    #[must_use]
     pub fn linear_swiglu(gate: &Self, up: &Self, x: &Tensor<2>) -> Tensor<2> {
         if gate.0.fuses(x) {
             return gate.0.linear_swiglu(&*up.0, x);

@@ -7,13 +7,13 @@
 use super::cpu::SlotRuns;
 use super::cpu::zeros::{int_zeros, zeros};
 use super::sequence_blocks::SharedBlocks;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use super::shapes::int_tensor;
+use burn::tensor::{DType, Device, Int, Tensor};
 use firebrick_device::device::is_cpu;
 use firebrick_spec::BLOCK_SIZE;
 
 /// Tokens from which a GPU divides the attention of a sequence among several cubes.
-#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
-pub(super) const LONG: usize = 1024;
+pub(super) const MIN_SPLIT_TOKENS: usize = 1024;
 
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
@@ -41,7 +41,6 @@ pub enum KvPool {
 
 impl KvPool {
     /// A pool of zeros in a float type.
-    #[must_use]
     pub fn float(kv_heads: usize, blocks: usize, dim: usize, dtype: DType, device: &Device) -> Self {
         // in one dimension, since a GPU's backend may pad the rows of others, which kernels would have to copy
         let shape = [kv_heads, blocks * BLOCK_SIZE, dim];
@@ -53,8 +52,7 @@ impl KvPool {
     /// A pool of zeros in 8 bits.
     ///
     /// # Panics
-    /// Where `dim` is no multiple of 4.
-    #[must_use]
+    /// If `dim` is no multiple of 4.
     pub fn int8(kv_heads: usize, blocks: usize, dim: usize, device: &Device) -> Self {
         assert!(dim.is_multiple_of(4), "four codes share a word");
         let slots = blocks * BLOCK_SIZE;
@@ -70,10 +68,10 @@ impl KvPool {
         }
     }
 
-    /// The same blocks in a larger pool.
+    /// This pool's blocks in a larger pool.
     ///
     /// # Panics
-    /// Where `blocks` are fewer than there are.
+    /// If `blocks` are fewer than there are.
     #[must_use]
     pub fn grown(self, blocks: usize) -> Self {
         let device = self.device();
@@ -99,8 +97,7 @@ impl KvPool {
         }
     }
 
-    /// Where it is.
-    #[must_use]
+    /// Its device.
     pub fn device(&self) -> Device {
         match self {
             Self::Float { keys, .. } => keys.device(),
@@ -109,7 +106,6 @@ impl KvPool {
     }
 
     /// Slots: blocks times [`BLOCK_SIZE`].
-    #[must_use]
     pub fn slots(&self) -> usize {
         match self {
             Self::Float { keys, .. } => keys.dims()[1],
@@ -122,31 +118,23 @@ impl KvPool {
 #[derive(Clone, Debug)]
 pub struct SlotMapping {
     pub(super) slots: Vec<u32>,
-    /// The same `[slots]` in i32, for GPU kernels.
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
+    /// `[slots]` in i32, for GPU kernels.
     pub(super) on_device: Option<Tensor<1, Int>>,
 }
 
 impl SlotMapping {
     /// Prepares slots for a device.
-    #[must_use]
     pub fn new(slots: Vec<u32>, device: &Device) -> Self {
-        let on_device = (!is_cpu(device)).then(|| {
-            let values: Vec<i32> = slots.iter().map(|&slot| slot as i32).collect();
-            let count = values.len();
-            Tensor::from_data(TensorData::new(values, [count]), (device, DType::I32))
-        });
+        let on_device = (!is_cpu(device)).then(|| int_tensor(slots.iter().map(|&slot| slot as i32).collect(), device));
         Self { slots, on_device }
     }
 
-    /// How many there are.
-    #[must_use]
+    /// Number of slots.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether there is none.
-    #[must_use]
+    /// Returns true if there is no slot.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
@@ -156,7 +144,6 @@ impl SlotMapping {
 #[derive(Clone, Debug)]
 pub struct BlockTables {
     /// For GPU kernels.
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) on_device: Option<DeviceTables>,
     /// For the CPU's kernel.
     pub(super) on_cpu: Option<SlotRuns>,
@@ -164,7 +151,6 @@ pub struct BlockTables {
 
 /// Block tables for GPU kernels.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct DeviceTables {
     /// [`TableWords::words`], i32.
     pub table: Tensor<1, Int>,
@@ -184,7 +170,7 @@ pub(super) struct TableWords {
     /// Blocks of a row.
     pub stride: usize,
     /// Tokens of the longest sequence, rounded down to a power of two, so that the division of long rows seldom
-    /// changes; 0 where it is shorter than [`LONG`].
+    /// changes; 0 where it is shorter than [`MIN_SPLIT_TOKENS`].
     pub longest: usize,
     /// No sequence is longer than this.
     pub most: usize,
@@ -193,20 +179,21 @@ pub(super) struct TableWords {
 impl TableWords {
     /// For a step of `rows` rows, with at least `stride` blocks of a row.
     pub(super) fn new(shared: &[SharedBlocks], rows: usize, stride: usize) -> Self {
-        let members = || shared.iter().flat_map(|group| group.members.iter().map(move |own| (&group.blocks, own)));
-        let blocks = members().map(|(prefix, own)| prefix.len() + own.blocks.len());
+        let members =
+            || shared.iter().flat_map(|group| group.members.iter().map(move |member| (&group.blocks, member)));
+        let blocks = members().map(|(prefix, member)| prefix.len() + member.blocks.len());
         // a power of two, so that few shapes of the table occur
         let stride = blocks.max().unwrap_or(1).max(stride).next_power_of_two();
         let mut words = vec![0; rows * (3 + stride)];
         let mut order = Vec::with_capacity(rows);
         let mut longest = 0;
-        for (prefix, own) in members() {
-            let tokens = prefix.len() * BLOCK_SIZE + own.tokens;
-            words[own.row] = tokens as i32;
-            order.push(own.row);
-            let first = rows * 3 + own.row * stride;
-            let all = prefix.iter().chain(&own.blocks);
-            for (to, &block) in words[first..].iter_mut().zip(all) {
+        for (prefix, member) in members() {
+            let tokens = prefix.len() * BLOCK_SIZE + member.tokens;
+            words[member.row] = tokens as i32;
+            order.push(member.row);
+            let first = rows * 3 + member.row * stride;
+            let row_blocks = prefix.iter().chain(&member.blocks);
+            for (to, &block) in words[first..].iter_mut().zip(row_blocks) {
                 *to = block as i32;
             }
             longest = longest.max(tokens);
@@ -219,7 +206,7 @@ impl TableWords {
         Self {
             words,
             stride,
-            longest: if longest < LONG { 0 } else { 1 << longest.ilog2() },
+            longest: if longest < MIN_SPLIT_TOKENS { 0 } else { 1 << longest.ilog2() },
             most: stride * BLOCK_SIZE,
         }
     }
@@ -228,14 +215,7 @@ impl TableWords {
 impl DeviceTables {
     fn new(shared: &[SharedBlocks], rows: usize, device: &Device) -> Self {
         let table = TableWords::new(shared, rows, 1);
-        let length = table.words.len();
-        let words = TensorData::new(table.words, [length]);
-        Self {
-            table: Tensor::from_data(words, (device, DType::I32)),
-            stride: table.stride,
-            longest: table.longest,
-            most: table.most,
-        }
+        Self { table: int_tensor(table.words, device), stride: table.stride, longest: table.longest, most: table.most }
     }
 }
 
@@ -245,7 +225,6 @@ impl BlockTables {
     /// # Panics
     /// On the CPU, where a row is in two sequences or outside the step, a sequence has no token or too few blocks, or
     /// another one reads the block that it writes its new token to.
-    #[must_use]
     #[allow(clippy::needless_pass_by_value, reason = "tables of one step, which nobody needs afterwards")]
     pub fn new(shared: Vec<SharedBlocks>, rows: usize, device: &Device) -> Self {
         let (on_device, on_cpu) = if is_cpu(device) {
@@ -263,19 +242,17 @@ pub struct RotaryAngles {
     /// For the CPU's kernel: `[rows, 1, dim / 2]` each.
     pub(super) on_cpu: Option<[Tensor<3>; 2]>,
     /// For GPU kernels, which bind at most eight buffers: both in one, `[rows, 1, dim]` in f32, cosines first.
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) on_device: Option<Tensor<3>>,
 }
 
 impl RotaryAngles {
     /// Prepares cosines and sines, `[rows, 1, dim / 2]` each, for the device that they are on.
-    #[must_use]
     pub fn new(cos: &Tensor<3>, sin: &Tensor<3>) -> Self {
-        let both = || [cos.clone(), sin.clone()];
+        let angles = || [cos.clone(), sin.clone()];
         if is_cpu(&cos.device()) {
-            return Self { on_cpu: Some(both()), on_device: None };
+            return Self { on_cpu: Some(angles()), on_device: None };
         }
-        let joined = Tensor::cat(both().to_vec(), 2).cast(DType::F32);
+        let joined = Tensor::cat(angles().to_vec(), 2).cast(DType::F32);
         Self { on_cpu: None, on_device: Some(joined) }
     }
 }

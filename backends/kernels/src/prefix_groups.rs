@@ -1,6 +1,7 @@
 //! The sequences of a forward pass, as attention kernels take them.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use super::shapes::int_tensor;
+use burn::tensor::{Device, Int, Tensor};
 use firebrick_device::device::is_cpu;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,18 +25,16 @@ pub struct PrefixGroup {
 /// The sequences of a forward pass: no row is in two ranges. Made once, used by every layer.
 #[derive(Clone, Debug)]
 pub struct PrefixGroups {
-    pub(super) all: Arc<[PrefixGroup]>,
+    pub(super) groups: Arc<[PrefixGroup]>,
     /// Their blocks, for GPU kernels.
-    #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) blocks: Option<Blocks>,
 }
 
 impl PrefixGroups {
     /// Prepares sequences for a device.
-    #[must_use]
-    pub fn new(all: Vec<PrefixGroup>, device: &Device) -> Self {
-        let blocks = (!is_cpu(device)).then(|| Blocks::new(&all, device));
-        Self { all: all.into(), blocks }
+    pub fn new(groups: Vec<PrefixGroup>, device: &Device) -> Self {
+        let blocks = (!is_cpu(device)).then(|| Blocks::new(&groups, device));
+        Self { groups: groups.into(), blocks }
     }
 }
 
@@ -43,7 +42,6 @@ impl PrefixGroups {
 /// spans of queries that see them. A block has its first row, the row after its last, the position of the first, and
 /// the range of its spans; a span has its first row, the row after its last, and the position of the first.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct Blocks {
     /// Both kinds of blocks, and all spans.
     pub table: Tensor<1, Int>,
@@ -61,22 +59,20 @@ impl Blocks {
         let (mut seen, mut seeing, mut rows) = (Lists::default(), Lists::default(), 0);
         for PrefixGroup { prefix, members } in groups {
             let shared: Span = (prefix.clone(), 0);
-            let own = |rows: &Range<usize>| (rows.clone(), prefix.len());
-            let mut all = vec![shared.clone()];
-            all.extend(members.iter().map(own));
+            let mut spans = vec![shared.clone()];
+            spans.extend(members.iter().map(|rows| (rows.clone(), prefix.len())));
             seen.add(&shared, &[&shared]);
-            seeing.add(&shared, &all.iter().collect::<Vec<_>>());
-            for member in &all[1..] {
+            seeing.add(&shared, &spans.iter().collect::<Vec<_>>());
+            for member in &spans[1..] {
                 seen.add(member, &[&shared, member]);
                 seeing.add(member, &[member]);
             }
-            rows += all.iter().map(|(rows, _)| rows.len()).sum::<usize>();
+            rows += spans.iter().map(|(rows, _)| rows.len()).sum::<usize>();
         }
         let count = seen.blocks.len() / BLOCK_FIELDS;
         seeing.shift(seen.spans.len() / SPAN_FIELDS);
         let table = [seen.blocks, seeing.blocks, seen.spans, seeing.spans].concat();
-        let length = table.len();
-        Self { table: Tensor::from_data(TensorData::new(table, [length]), (device, DType::I32)), count, rows }
+        Self { table: int_tensor(table, device), count, rows }
     }
 }
 

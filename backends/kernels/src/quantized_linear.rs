@@ -34,7 +34,7 @@ impl Matrices {
     }
 }
 
-/// Which rows go with which matrix.
+/// Assignment of rows to matrices.
 pub(super) trait Rows: Clone + Debug + Send + 'static {
     /// The product's name in recordings of [`firebrick_device::trace`].
     const NAME: &'static str;

@@ -24,12 +24,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Root {
         (number, gradient)
     }
 
-    fn backward(
-        &self,
-        saved: Self::Saved,
-        _gradient: FloatTensor<B>,
-        wanted: [bool; 2],
-    ) -> [Option<FloatTensor<B>>; 2] {
+    fn backward(&self, saved: Self::Saved, _: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
         [wanted[0].then_some(saved), None]
     }
 }
@@ -55,8 +50,8 @@ mod tests {
                 let (sum, product) = (x.clone() + y.clone(), x * y);
                 let root = root(sum, d.clone()) + root(product, e.clone());
                 let mut tape = root.backward();
-                let found = leaves.map(|leaf| leaf.grad_remove(&mut tape).expect("a gradient"));
-                found.map(Tensor::into_data)
+                let leaf_gradients = leaves.map(|leaf| leaf.grad_remove(&mut tape).expect("a gradient"));
+                leaf_gradients.map(Tensor::into_data)
             };
             let plain = gradients(|output, gradient| (output * gradient.autodiff()).sum());
             assert_eq!(gradients(backward_root), plain, "{dtype:?}");

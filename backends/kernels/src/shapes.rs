@@ -4,7 +4,13 @@ use super::prefix_groups::PrefixGroups;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::sync::Arc;
 
-/// Which of the factors of a product is transposed.
+/// Integers on a device, in i32.
+pub(super) fn int_tensor(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    let length = values.len();
+    Tensor::from_data(TensorData::new(values, [length]), (device, DType::I32))
+}
+
+/// The transposed factor of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transposed {
     /// `a · b`, of `[m, k]` and `[k, n]`.
@@ -39,7 +45,6 @@ pub struct JoinedHeads {
 
 impl JoinedHeads {
     /// Elements of a row.
-    #[must_use]
     pub fn width(self) -> usize {
         (self.queries + 2 * self.keys) * self.dim
     }
@@ -85,12 +90,12 @@ impl Default for Truncation {
     }
 }
 
-/// How one token is sampled from every row of logits.
+/// Sampling of one token from every row of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleOptions<'a> {
     /// Logits are divided by it; positive.
     pub temperature: f64,
-    /// How the distribution is truncated.
+    /// Truncation of the distribution.
     pub truncation: Truncation,
     /// A uniform random number in [0, 1) for every row: the sampled token is the first at which the cumulative
     /// probability reaches it. `None` takes the likeliest token.
@@ -119,7 +124,7 @@ pub struct ScoreGradients<'a> {
     pub d_entropy: Option<&'a Tensor<1>>,
 }
 
-/// How logits are scaled before softmax.
+/// Scaling of logits before softmax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
     /// They are divided by it, after the soft-cap; positive.
@@ -160,7 +165,7 @@ impl Scaling {
 pub struct RowGradients {
     /// Of its log-prob, in all columns.
     pub logp: Tensor<2>,
-    /// The same in its target's column.
+    /// That gradient in its target's column.
     pub target: Tensor<2>,
     /// Of its entropy, where the loss depends on it.
     pub entropy: Option<Tensor<2>>,
@@ -223,7 +228,6 @@ pub struct QuantizedBlocks {
 
 /// The rows of a batch grouped by token, for the gradient of an embedding.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub struct RowsByToken {
     /// All rows, sorted by token and then by index.
     pub(super) order: Tensor<1, Int>,
@@ -231,7 +235,7 @@ pub struct RowsByToken {
     pub(super) starts: Tensor<1, Int>,
     /// The tokens.
     pub(super) ids: Tensor<1, Int>,
-    /// How many tokens there are.
+    /// Number of distinct tokens.
     pub(super) count: usize,
     /// The token of every row, on the host.
     pub(super) rows: Arc<[i32]>,
@@ -239,21 +243,18 @@ pub struct RowsByToken {
 
 impl RowsByToken {
     /// Groups the rows of a batch by their tokens `ids`.
-    #[must_use]
     pub fn new(ids: &[i32], device: &Device) -> Self {
         let mut order: Vec<i32> = (0..ids.len() as i32).collect();
         order.sort_by_key(|&row| ids[row as usize]);
-        let own = order.chunk_by(|&a, &b| ids[a as usize] == ids[b as usize]);
+        let groups = order.chunk_by(|&a, &b| ids[a as usize] == ids[b as usize]);
         let (mut tokens, mut starts, mut end) = (Vec::new(), vec![0], 0);
-        for rows in own {
+        for rows in groups {
             tokens.push(ids[rows[0] as usize]);
             end += rows.len() as i32;
             starts.push(end);
         }
-        let ints = |values: Vec<i32>| {
-            let n = values.len();
-            Tensor::from_data(TensorData::new(values, [n]), (device, DType::I32))
-        };
-        Self { count: tokens.len(), order: ints(order), starts: ints(starts), ids: ints(tokens), rows: ids.into() }
+        let count = tokens.len();
+        let [order, starts, tokens] = [order, starts, tokens].map(|values| int_tensor(values, device));
+        Self { count, order, starts, ids: tokens, rows: ids.into() }
     }
 }

@@ -1,17 +1,18 @@
-//! What a decoding step on a GPU reads besides weights and cache, in one buffer: token ids, random numbers, rotary
+//! Inputs of a decoding step on a GPU besides weights and cache, in one buffer: token ids, random numbers, rotary
 //! angles and block tables are uploaded at once, and each is a part of the buffer that kernels read as a tensor of its
 //! own.
 
 use super::operations::{by_device, no_kernel};
 use super::paged::{BlockTables, DeviceTables, RotaryAngles, TableWords};
 use super::sequence_blocks::SharedBlocks;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use super::shapes::int_tensor;
+use burn::tensor::{DType, Device, Int, Tensor};
 use std::ops::Range;
 
 /// Parts begin at multiples of so many words: a GPU binds a buffer from multiples of 256 bytes on.
 const ALIGNED: usize = 64;
 
-/// What the rows of a step take from their positions, on the host.
+/// Inputs of a step's rows that follow from their positions, on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRotary {
     /// Cosines and then sines of each row's rotary angles, `[rows, dim]`, for every kind of rotary embedding that
@@ -31,12 +32,12 @@ pub struct StepInputs {
     tables: Vec<TableWords>,
 }
 
-/// What decides which kernels a step launches, and with which numbers: steps of one shape can be replays of one graph.
+/// Parameters of the kernels that a step launches: steps of one shape can be replays of one graph.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
     rows: usize,
     drawn: bool,
-    /// Whether queries are multiplied by factors.
+    /// True if queries are multiplied by factors.
     scaled: bool,
     /// Stride and rounded longest length of every table.
     tables: Vec<[usize; 2]>,
@@ -64,8 +65,7 @@ impl StepInputs {
     /// row of a table has at least `stride` blocks.
     ///
     /// # Panics
-    /// Where the lengths disagree.
-    #[must_use]
+    /// If the lengths disagree.
     pub fn new(
         ids: Vec<i32>,
         uniforms: Option<Vec<f32>>,
@@ -84,13 +84,11 @@ impl StepInputs {
     }
 
     /// Rows of the step.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// See [`StepShape`].
-    #[must_use]
     pub fn shape(&self) -> StepShape {
         let table = |table: &TableWords| [table.stride, table.longest];
         StepShape {
@@ -127,11 +125,10 @@ impl StepBuffer {
     /// are those.
     ///
     /// # Panics
-    /// Where the device is the CPU.
-    #[must_use]
+    /// If the device is the CPU.
     pub fn upload(inputs: &StepInputs, previous: Option<&Tensor<2>>, device: &Device) -> Self {
         let (words, places) = inputs.words();
-        let upload = uploaded(words, device);
+        let upload = int_tensor(words, device);
         let whole = match previous {
             Some(tokens) => {
                 let target = Tensor::empty(upload.dims(), (device, DType::I32));
@@ -172,19 +169,18 @@ impl StepBuffer {
     /// where it is.
     ///
     /// # Panics
-    /// Where the shape is another one.
+    /// If the shape is another one.
     pub fn refresh(&self, inputs: &StepInputs, previous: Option<&Tensor<2>>) {
         let (words, _) = inputs.words();
         assert_eq!([words.len()], self.whole.dims(), "another shape");
         let device = self.whole.device();
-        let upload = uploaded(words, &device);
+        let upload = int_tensor(words, &device);
         load_step(&self.whole, &upload, previous, inputs.rows);
     }
 }
 
 /// Overwrites the words of `target`, whoever else holds it: with `words`, and the first ones with the first number of
 /// each row of `tokens`.
-#[allow(unused_variables, reason = "read by GPU kernels, which some builds leave out")]
 fn load_step(target: &Tensor<1, Int>, words: &Tensor<1, Int>, tokens: Option<&Tensor<2>>, rows: usize) {
     by_device!(
         &target.device(),
@@ -194,20 +190,13 @@ fn load_step(target: &Tensor<1, Int>, words: &Tensor<1, Int>, tokens: Option<&Te
 }
 
 /// A part of a buffer of words, which shares its memory.
-#[allow(unused_variables, reason = "read by GPU kernels, which some builds leave out")]
 fn words_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1, Int> {
     by_device!(&whole.device(), cpu => no_kernel("words_of"), cube => crate::cube::step::words_of(whole, place))
 }
 
-/// The same as floats with these bits.
-#[allow(unused_variables, reason = "read by GPU kernels, which some builds leave out")]
+/// A part of a buffer of words as floats with their bits.
 fn floats_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1> {
     by_device!(&whole.device(), cpu => no_kernel("floats_of"), cube => crate::cube::step::floats_of(whole, place))
-}
-
-fn uploaded(words: Vec<i32>, device: &Device) -> Tensor<1, Int> {
-    let length = words.len();
-    Tensor::from_data(TensorData::new(words, [length]), (device, DType::I32))
 }
 
 #[cfg(test)]

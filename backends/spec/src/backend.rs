@@ -23,7 +23,6 @@ impl Backend {
     pub const ALL: [Self; 5] = [Self::Cuda, Self::Metal, Self::Vulkan, Self::Wgpu, Self::Cpu];
 
     /// Its name in a device's spelling.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -34,9 +33,8 @@ impl Backend {
         }
     }
 
-    /// Whether copies between host and device run beside kernels: on a stream of their own. The other GPUs have one
-    /// queue for both here, and on the CPU a copy takes the cores that compute.
-    #[must_use]
+    /// Returns true if copies between host and device run beside kernels: on a stream of their own. The other GPUs have
+    /// one queue for both here, and on the CPU a copy takes the cores that compute.
     pub fn overlaps_copies(self) -> bool {
         match self {
             Self::Cuda => true,

@@ -1,8 +1,8 @@
-//! Which decoding steps are captured as graphs.
+//! Decoding steps that are captured as graphs.
 
 use crate::Backend;
 
-/// Which decoding steps are captured as graphs and replayed, by vLLM's names.
+/// Decoding steps that are captured as graphs and replayed, by vLLM's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaGraphs {
     /// No step is. Where absent, steps are captured on CUDA, and wherever sizes are given.
@@ -15,7 +15,6 @@ pub struct CudaGraphs {
 impl CudaGraphs {
     /// The numbers of rows whose steps are captured on a backend where so many sequences are sampled at a time,
     /// ascending.
-    #[must_use]
     pub fn sizes(&self, backend: Backend, max_num_seqs: usize) -> Vec<usize> {
         let by_rule = || backend != Backend::Cuda && self.capture_sizes.is_none();
         if backend == Backend::Cpu || self.enforce_eager.unwrap_or_else(by_rule) {

@@ -1,4 +1,4 @@
-//! What can go wrong when a model's configuration is read.
+//! Errors of reading a model's configuration.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ pub enum Error {
     Config {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The expected and the actual content.
         detail: String,
     },
     /// The architecture is not supported.

@@ -1,15 +1,15 @@
 //! JSON as Python's `json` writes and reads it: `NaN`, `Infinity` and `-Infinity` are numbers, and a number keeps the
 //! text that it is written as.
 //!
-//! `serde_json`'s numbers have 64 bits. A number that these would write otherwise is a *mark*: an object of one key, which
-//! [`plain`] turns into the nearest number of 64 bits and [`to_text`] into its text.
+//! `serde_json`'s numbers have 64 bits. A number that these would write otherwise is a *mark*: an object of one key,
+//! which [`plain`] turns into the nearest number of 64 bits and [`to_text`] into its text.
 
 use serde_json::{Map, Number, Value, json};
 
 /// The key of a mark.
 const MARK: &str = "\u{0}number";
 
-/// What Python writes for floats that JSON does not have.
+/// Python's spelling of floats that JSON does not have.
 const NOT_FINITE: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
 /// Why and where a text is not JSON.
@@ -20,7 +20,7 @@ pub struct Fault {
     pub line: usize,
     /// The column in the line, from 1; 0 at its end.
     pub column: usize,
-    /// What is wrong.
+    /// The mistake.
     pub reason: String,
 }
 
@@ -40,10 +40,10 @@ pub fn parse(text: &[u8]) -> Result<Value, Fault> {
     }
     let (marked, changes) = marked(text);
     serde_json::from_slice(marked.as_deref().unwrap_or(text)).map_err(|error| {
-        let said = error.to_string();
-        let reason = said.split(" at line ").next().unwrap_or_default().to_owned();
-        let own = marked.as_deref().unwrap_or(text);
-        let column = column_before(own, &changes, error.line(), error.column());
+        let message = error.to_string();
+        let reason = message.split(" at line ").next().unwrap_or_default().to_owned();
+        let read = marked.as_deref().unwrap_or(text);
+        let column = column_before(read, &changes, error.line(), error.column());
         Fault { line: error.line(), column, reason }
     })
 }
@@ -57,8 +57,8 @@ struct Change {
 /// The column of the text before marks were put into it.
 fn column_before(text: &[u8], changes: &[Change], line: usize, column: usize) -> usize {
     let begins: usize = text.split_inclusive(|&b| b == b'\n').take(line.saturating_sub(1)).map(<[u8]>::len).sum();
-    let before = changes.iter().filter(|own| own.end > begins && own.end <= begins + column);
-    column.saturating_sub(before.map(|own| own.longer).sum())
+    let before = changes.iter().filter(|change| change.end > begins && change.end <= begins + column);
+    column.saturating_sub(before.map(|change| change.longer).sum())
 }
 
 /// The text with marks for the numbers that need one; none where no number does.
@@ -73,7 +73,8 @@ fn marked(text: &[u8]) -> (Option<Vec<u8>>, Vec<Change>) {
             b'-' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                 let is_part = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
                 at += text[at..].iter().take_while(|b| is_part(b)).count();
-                let Some(number) = std::str::from_utf8(&text[start..at]).ok().filter(|own| needs_mark(own)) else {
+                let Some(number) = std::str::from_utf8(&text[start..at]).ok().filter(|number| needs_mark(number))
+                else {
                     continue;
                 };
                 let out = out.get_or_insert_default();
@@ -92,7 +93,7 @@ fn marked(text: &[u8]) -> (Option<Vec<u8>>, Vec<Change>) {
     (out, changes)
 }
 
-/// Where a string ends that began before `at`.
+/// End of a string that began before `at`.
 fn end_of_string(text: &[u8], mut at: usize) -> usize {
     while at < text.len() {
         match text[at] {
@@ -104,16 +105,16 @@ fn end_of_string(text: &[u8], mut at: usize) -> usize {
     text.len()
 }
 
-/// Whether a word is a number that 64 bits do not write again as it is.
+/// Returns true if a word is a number that 64 bits do not write again as it is.
 fn needs_mark(word: &str) -> bool {
     let digits = word.strip_prefix('-').unwrap_or(word);
     if digits.len() < 19 && digits.bytes().all(|b| b.is_ascii_digit()) && !digits.starts_with('0') {
         return false;
     }
-    is_number(word) && serde_json::from_str(word).map_or(true, |own: Number| own.to_string() != word)
+    is_number(word) && serde_json::from_str(word).map_or(true, |number: Number| number.to_string() != word)
 }
 
-/// Whether Python reads a text as a number.
+/// Returns true if Python reads a text as a number.
 fn is_number(word: &str) -> bool {
     if NOT_FINITE.contains(&word) {
         return true;
@@ -133,22 +134,20 @@ fn is_number(word: &str) -> bool {
 }
 
 /// A number from its text, as a mark where it needs one; text where Python does not read it as a number.
-#[must_use]
 pub fn number(text: &str) -> Value {
     if needs_mark(text) {
         return number_as_written(text);
     }
     match serde_json::from_str(text) {
-        Ok(own @ Value::Number(_)) => own,
+        Ok(number @ Value::Number(_)) => number,
         _ => Value::String(text.to_owned()),
     }
 }
 
 /// A float, as a mark where JSON does not have it.
-#[must_use]
 pub fn float(value: f64) -> Value {
     match Number::from_f64(value) {
-        Some(own) => Value::Number(own),
+        Some(number) => Value::Number(number),
         None if value.is_nan() => number_as_written(NOT_FINITE[0]),
         None => number_as_written(NOT_FINITE[if value > 0.0 { 1 } else { 2 }]),
     }
@@ -159,15 +158,13 @@ fn number_as_written(text: &str) -> Value {
 }
 
 /// The text of a number that is a mark; `None` of any other value.
-#[must_use]
 pub fn number_text(value: &Value) -> Option<&str> {
-    let own = value.as_object().filter(|own| own.len() == 1)?;
+    let object = value.as_object().filter(|object| object.len() == 1)?;
     // a file may have the key too: what is no number stays what it is
-    own.get(MARK)?.as_str().filter(|text| is_number(text))
+    object.get(MARK)?.as_str().filter(|text| is_number(text))
 }
 
-/// Whether a value has a mark in it.
-#[must_use]
+/// Returns true if a value has a mark in it.
 pub fn has_marks(value: &Value) -> bool {
     match value {
         Value::Object(map) => number_text(value).is_some() || map.values().any(has_marks),
@@ -177,13 +174,11 @@ pub fn has_marks(value: &Value) -> bool {
 }
 
 /// The value without marks: each is the nearest number of 64 bits, or null where there is none.
-#[must_use]
 pub fn plain(value: &Value) -> Value {
     unmarked(value, &|_| Value::Null)
 }
 
 /// The value without marks, as transformers 5 writes configs: what is not finite is `{"__float__": "Infinity"}`.
-#[must_use]
 pub fn plain_config(value: &Value) -> Value {
     unmarked(value, &|text| json!({"__float__": text}))
 }
@@ -196,8 +191,8 @@ fn unmarked(value: &Value, not_finite: &dyn Fn(&str) -> Value) -> Value {
     }
     match value {
         Value::Object(map) => {
-            let own = map.iter().map(|(key, value)| (key.clone(), unmarked(value, not_finite)));
-            Value::Object(own.collect::<Map<_, _>>())
+            let members = map.iter().map(|(key, value)| (key.clone(), unmarked(value, not_finite)));
+            Value::Object(members.collect::<Map<_, _>>())
         }
         Value::Array(list) => list.iter().map(|value| unmarked(value, not_finite)).collect(),
         other => other.clone(),
@@ -205,15 +200,13 @@ fn unmarked(value: &Value, not_finite: &dyn Fn(&str) -> Value) -> Value {
 }
 
 /// The value as one line of JSON that Python reads, with every mark as its text.
-#[must_use]
 pub fn to_text(value: &Value) -> String {
     let mut text = String::new();
     write(value, None, &mut text);
     text
 }
 
-/// The same on several lines, indented by two spaces.
-#[must_use]
+/// [`to_text`] on several lines, indented by two spaces.
 pub fn to_lines(value: &Value) -> String {
     let mut text = String::new();
     write(value, Some(0), &mut text);
@@ -258,10 +251,10 @@ fn block<T>(
         }
     };
     to.push(open);
-    for (at, own) in items.enumerate() {
+    for (at, value) in items.enumerate() {
         to.push_str(if at > 0 { "," } else { "" });
         line(depth.map(|depth| depth + 1), to);
-        item(own, to);
+        item(value, to);
     }
     line(depth, to);
     to.push(close);

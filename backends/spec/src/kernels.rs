@@ -1,4 +1,4 @@
-//! Which fused kernels models run through on a device, as plain data: `firebrick_backends::kernels` fills the table,
+//! Fused kernels that models run through on a device, as plain data: `firebrick_backends::kernels` fills the table,
 //! kernels and estimates ask it.
 
 /// Tokens of a block of the KV cache (vLLM's `block_size`).
@@ -65,13 +65,13 @@ impl Operation {
     ];
 }
 
-/// How a kernel multiplies by weights in 8 bits.
+/// Products with weights in 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuantizedProduct {
     /// Most rows of activations for which the kernel dequantizes weights as it multiplies. With more rows the whole
     /// matrix is dequantized first, for a product in tensor operations.
     pub max_fused_rows: usize,
-    /// Whether the kernel multiplies on tensor cores in the precision of the activations; elsewhere it multiplies in
+    /// True if the kernel multiplies on tensor cores in the precision of the activations; elsewhere it multiplies in
     /// f32.
     pub tensor_cores: bool,
 }
@@ -91,7 +91,6 @@ pub struct KernelTable {
 
 impl KernelTable {
     /// A table of the given operations.
-    #[must_use]
     pub fn new(operations: impl IntoIterator<Item = Operation>) -> Self {
         let mut table = Self::default();
         for operation in operations {
@@ -100,35 +99,33 @@ impl KernelTable {
         table
     }
 
-    /// The same where a kernel scores so many columns of a vocabulary at a time.
+    /// This table with a kernel that scores `columns` columns of a vocabulary at a time.
     #[must_use]
     pub fn with_vocabulary_tile(mut self, columns: usize) -> Self {
         self.vocabulary_tile = Some(columns);
         self
     }
 
-    /// The same with these products with weights in 8 bits: for activations in f32, and in half precision.
+    /// This table with these products with weights in 8 bits: for activations in f32, and in half precision.
     #[must_use]
     pub fn with_quantized(mut self, full: QuantizedProduct, half: QuantizedProduct) -> Self {
         self.quantized = [full, half];
         self
     }
 
-    /// The same where products of up to so many rows with a frozen base widen its codes as they multiply.
+    /// This table with products of up to `rows` rows with a frozen base that widen its codes as they multiply.
     #[must_use]
     pub fn with_fused_base(mut self, rows: usize) -> Self {
         self.max_fused_base_rows = rows;
         self
     }
 
-    /// Whether models run an operation through its kernel.
-    #[must_use]
+    /// Returns true if models run an operation through its kernel.
     pub fn uses(&self, operation: Operation) -> bool {
         self.used[operation as usize]
     }
 
     /// Products with weights in 8 bits and activations in half precision, or in f32.
-    #[must_use]
     pub fn quantized(&self, half: bool) -> QuantizedProduct {
         self.quantized[usize::from(half)]
     }

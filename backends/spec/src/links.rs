@@ -68,80 +68,55 @@ pub enum LinkKind {
     Host,
     /// A rate that was given as a number.
     Given,
-    /// What ranks were timed to send each other.
+    /// The rate at which ranks were timed to send.
     Measured,
 }
 
+/// Each kind with its name, its peak in GB/s of one direction, and the nanoseconds of a step of a ring.
+const KINDS: [(LinkKind, &str, f64, u64); 18] = [
+    (LinkKind::Nvlink2, "nvlink2", 150.0, 3_400),
+    (LinkKind::Nvlink3, "nvlink3", 300.0, 3_400),
+    (LinkKind::Nvlink4, "nvlink4", 450.0, 3_400),
+    (LinkKind::Nvlink5, "nvlink5", 900.0, 3_400),
+    (LinkKind::Pcie3, "pcie3", 15.75, 5_700),
+    (LinkKind::Pcie4, "pcie4", 31.5, 5_700),
+    (LinkKind::Pcie5, "pcie5", 63.0, 5_700),
+    (LinkKind::InfinibandHdr, "infiniband-hdr", 25.0, 14_000),
+    (LinkKind::InfinibandNdr, "infiniband-ndr", 50.0, 14_000),
+    (LinkKind::Roce100, "roce-100g", 12.5, 14_000),
+    (LinkKind::Roce200, "roce-200g", 25.0, 14_000),
+    (LinkKind::Roce400, "roce-400g", 50.0, 14_000),
+    (LinkKind::Ethernet10, "ethernet-10g", 1.25, 50_000),
+    (LinkKind::Ethernet25, "ethernet-25g", 3.125, 50_000),
+    (LinkKind::Ethernet100, "ethernet-100g", 12.5, 50_000),
+    (LinkKind::Host, "host", 0.75, 20_000),
+    (LinkKind::Given, "given", 0.0, 14_000),
+    (LinkKind::Measured, "measured", 0.0, 14_000),
+];
+
 impl LinkKind {
-    /// Those that have a name.
-    pub const NAMED: [Self; 16] = [
-        Self::Nvlink2,
-        Self::Nvlink3,
-        Self::Nvlink4,
-        Self::Nvlink5,
-        Self::Pcie3,
-        Self::Pcie4,
-        Self::Pcie5,
-        Self::InfinibandHdr,
-        Self::InfinibandNdr,
-        Self::Roce100,
-        Self::Roce200,
-        Self::Roce400,
-        Self::Ethernet10,
-        Self::Ethernet25,
-        Self::Ethernet100,
-        Self::Host,
-    ];
+    /// The kinds that users name: all but [`Given`](Self::Given) and [`Measured`](Self::Measured).
+    pub const NAMED: [Self; 16] = {
+        let mut named = [Self::Host; 16];
+        let mut i = 0;
+        while i < named.len() {
+            named[i] = KINDS[i].0;
+            i += 1;
+        }
+        named
+    };
 
     /// Its name.
-    #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Nvlink2 => "nvlink2",
-            Self::Nvlink3 => "nvlink3",
-            Self::Nvlink4 => "nvlink4",
-            Self::Nvlink5 => "nvlink5",
-            Self::Pcie3 => "pcie3",
-            Self::Pcie4 => "pcie4",
-            Self::Pcie5 => "pcie5",
-            Self::InfinibandHdr => "infiniband-hdr",
-            Self::InfinibandNdr => "infiniband-ndr",
-            Self::Roce100 => "roce-100g",
-            Self::Roce200 => "roce-200g",
-            Self::Roce400 => "roce-400g",
-            Self::Ethernet10 => "ethernet-10g",
-            Self::Ethernet25 => "ethernet-25g",
-            Self::Ethernet100 => "ethernet-100g",
-            Self::Host => "host",
-            Self::Given => "given",
-            Self::Measured => "measured",
-        }
+        KINDS[self as usize].1
     }
 
     /// Peak of one direction, bytes a second.
-    #[must_use]
     pub fn peak(self) -> f64 {
-        let gigabytes = match self {
-            Self::Nvlink2 => 150.0,
-            Self::Nvlink3 => 300.0,
-            Self::Nvlink4 => 450.0,
-            Self::Nvlink5 => 900.0,
-            Self::Pcie3 => 15.75,
-            Self::Pcie4 => 31.5,
-            Self::Pcie5 => 63.0,
-            Self::InfinibandHdr | Self::Roce200 => 25.0,
-            Self::InfinibandNdr | Self::Roce400 => 50.0,
-            Self::Roce100 | Self::Ethernet100 => 12.5,
-            Self::Ethernet10 => 1.25,
-            Self::Ethernet25 => 3.125,
-            Self::Host => 0.75,
-            Self::Given | Self::Measured => 0.0,
-        };
-        gigabytes * 1e9
+        KINDS[self as usize].2 * 1e9
     }
 
-    /// What long messages reach of it, bytes a second.
-    #[must_use]
+    /// Rate that long messages reach, bytes a second.
     pub fn reached(self) -> f64 {
         match self {
             Self::Host => self.peak(),
@@ -150,26 +125,12 @@ impl LinkKind {
     }
 
     /// Nanoseconds of a step of a ring, whatever it carries.
-    #[must_use]
     pub fn latency_ns(self) -> u64 {
-        match self {
-            Self::Nvlink2 | Self::Nvlink3 | Self::Nvlink4 | Self::Nvlink5 => 3_400,
-            Self::Pcie3 | Self::Pcie4 | Self::Pcie5 => 5_700,
-            Self::InfinibandHdr
-            | Self::InfinibandNdr
-            | Self::Roce100
-            | Self::Roce200
-            | Self::Roce400
-            | Self::Given
-            | Self::Measured => 14_000,
-            Self::Ethernet10 | Self::Ethernet25 | Self::Ethernet100 => 50_000,
-            Self::Host => 20_000,
-        }
+        KINDS[self as usize].3
     }
 
-    /// Whether all devices of a machine share one port, as network cards of Ethernet are usually built in; `InfiniBand`
-    /// has a port a device.
-    #[must_use]
+    /// Returns true if all devices of a machine share one port, as network cards of Ethernet are usually built in;
+    /// `InfiniBand` has a port a device.
     fn is_shared(self) -> bool {
         matches!(self, Self::Ethernet10 | Self::Ethernet25 | Self::Ethernet100)
     }
@@ -179,7 +140,7 @@ impl LinkKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
     kind: LinkKind,
-    /// Ports of a machine, where they are said.
+    /// Ports of a machine, where they are given.
     ports: Option<u64>,
     /// Bytes a second of one direction, where a number was given.
     given: u64,
@@ -187,7 +148,6 @@ pub struct LinkSpec {
 
 impl LinkSpec {
     /// A link of a kind.
-    #[must_use]
     pub fn named(kind: LinkKind) -> Self {
         Self { kind, ports: None, given: 0 }
     }
@@ -199,13 +159,13 @@ impl LinkSpec {
         }
     }
 
-    /// What one device has of it inside a machine: each has its own, times the ports, where they are said.
+    /// Share of one device inside a machine: its own link, times the ports, where they are given.
     #[must_use]
     pub fn inside(self) -> Link {
         self.of_device(self.port() * self.ports.unwrap_or(1) as f64)
     }
 
-    /// What one of so many devices of a machine has of it towards other machines: its own port, or its share of the
+    /// Share of one of `devices` devices of a machine towards other machines: its own port, or its part of the
     /// machine's.
     #[must_use]
     pub fn between(self, devices: u64) -> Link {
@@ -234,8 +194,7 @@ impl FromStr for LinkSpec {
             Some((ports, name)) if ports.parse::<u64>().is_ok_and(|n| n > 0) => (ports.parse().ok(), name),
             _ => (None, lower.as_str()),
         };
-        let mut all = LinkKind::NAMED.into_iter();
-        match all.find(|kind| kind.name() == name) {
+        match LinkKind::NAMED.into_iter().find(|kind| kind.name() == name) {
             Some(kind) => Ok(Self { kind, ports, given: 0 }),
             None => {
                 let names = LinkKind::NAMED.map(LinkKind::name).join(", ");
@@ -257,11 +216,11 @@ fn rate(text: &str) -> Option<u64> {
     (number.is_finite() && number * unit >= 1.0).then_some((number * unit) as u64)
 }
 
-/// What one device has of a link: bytes a second in each direction, and the time of an empty message.
+/// One device's share of a link: bytes a second in each direction, and the time of an empty message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// What it is.
+    /// Its kind.
     pub kind: LinkKind,
     /// Bytes a second that a device sends, and as many that it receives.
     pub bandwidth: u64,
@@ -271,7 +230,6 @@ pub struct Link {
 
 impl Link {
     /// Seconds of so many bytes in so many messages, one after the other.
-    #[must_use]
     pub fn seconds(&self, bytes: f64, messages: f64) -> f64 {
         bytes / self.bandwidth as f64 + messages * self.latency_ns as f64 * 1e-9
     }
@@ -288,7 +246,7 @@ impl fmt::Display for Link {
     }
 }
 
-/// What a device has of the links to others, as ranks were timed to send each other: the slowest of them.
+/// A device's links to others, as ranks were timed to send each other: the slowest of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLinks {
@@ -302,7 +260,6 @@ pub struct MeasuredLinks {
 
 impl Link {
     /// A link that was timed: bytes a second, and seconds of a message without any.
-    #[must_use]
     pub fn measured(bandwidth: f64, latency: f64) -> Self {
         Self { kind: LinkKind::Measured, bandwidth: (bandwidth as u64).max(1), latency_ns: (latency * 1e9) as u64 }
     }
@@ -323,14 +280,12 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Machines whose links are said.
-    #[must_use]
+    /// Machines with the given links.
     pub fn new(nodes: u64, devices_per_node: u64, link: LinkSpec, node_link: LinkSpec) -> Self {
         Self { nodes, devices_per_node, link: link.inside(), node_link: node_link.between(devices_per_node) }
     }
 
     /// Devices in all.
-    #[must_use]
     pub fn devices(&self) -> u64 {
         self.nodes.saturating_mul(self.devices_per_node)
     }
@@ -338,7 +293,6 @@ impl Cluster {
     /// The links that machines of a device usually have, inside and between, by its name: `NVLink` and `InfiniBand` of
     /// the same generation where it is sold with them, else `PCIe` and Ethernet of 100 Gbit/s; of a CPU messages
     /// through memory.
-    #[must_use]
     pub fn usual_links(device: &str, is_cpu: bool) -> [LinkSpec; 2] {
         let name = device.to_ascii_uppercase();
         let has = |word: &str| name.contains(word);
@@ -364,6 +318,13 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kinds_are_at_their_own_index() {
+        for (index, (kind, ..)) in KINDS.into_iter().enumerate() {
+            assert_eq!(kind as usize, index);
+        }
+    }
 
     #[test]
     fn links_are_read_by_name_number_and_ports() {

@@ -1,8 +1,8 @@
-//! Where bytes live, what they are held for, and for which model.
+//! Placement and category of bytes, and their model.
 
 use serde::{Deserialize, Serialize};
 
-/// Where bytes live.
+/// Placement of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Home {
@@ -14,11 +14,10 @@ pub enum Home {
 }
 
 impl Home {
-    /// Both homes, in the order in which they are reported.
+    /// Both placements, in the order in which they are reported.
     pub const ALL: [Self; 2] = [Self::Device, Self::Host];
 
     /// Its name in files and tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -27,7 +26,7 @@ impl Home {
     }
 }
 
-/// What bytes are held for.
+/// Category of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
@@ -59,7 +58,7 @@ pub enum Category {
     Buffers,
     /// Gathered weights and reduced gradients of several devices.
     Communication,
-    /// What the backend and the program hold whatever runs.
+    /// Constant memory of the backend and the program.
     Overhead,
 }
 
@@ -84,7 +83,6 @@ impl Category {
     ];
 
     /// Its name in files and tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Parameters => "parameters",
@@ -106,7 +104,7 @@ impl Category {
     }
 }
 
-/// Which model of a run.
+/// A model of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -124,8 +122,7 @@ impl Role {
     /// All roles, in the order in which they are reported.
     pub const ALL: [Self; 4] = [Self::Policy, Self::Reference, Self::Critic, Self::RewardModel];
 
-    /// What its weights are accounted as.
-    #[must_use]
+    /// Category of its weights.
     pub fn category(self) -> Category {
         match self {
             Self::Policy => Category::Parameters,
@@ -136,7 +133,6 @@ impl Role {
     }
 
     /// Its name in files and tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Policy => "policy",
@@ -147,23 +143,22 @@ impl Role {
     }
 }
 
-/// Who holds bytes: what for, where, and for which model.
+/// Holder of bytes: their category, placement and model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 pub struct Account {
-    /// What the bytes are held for.
+    /// Category of the bytes.
     pub category: Category,
-    /// Where.
+    /// Placement of the bytes.
     pub home: Home,
-    /// For which model.
+    /// Their model.
     pub model: Role,
 }
 
 impl Account {
-    /// How many there are.
+    /// Number of accounts.
     pub const COUNT: usize = Role::ALL.len() * Category::ALL.len() * Home::ALL.len();
 
     /// Its place among all accounts, below [`COUNT`](Self::COUNT).
-    #[must_use]
     pub fn index(self) -> usize {
         let Self { category, home, model } = self;
         (model as usize * Category::ALL.len() + category as usize) * Home::ALL.len() + home as usize

@@ -26,7 +26,6 @@ impl Precision {
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
     /// How configurations spell it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -36,7 +35,6 @@ impl Precision {
     }
 
     /// Bytes of a number.
-    #[must_use]
     pub fn width(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -45,7 +43,6 @@ impl Precision {
     }
 
     /// Whether it has two bytes.
-    #[must_use]
     pub fn is_half(self) -> bool {
         self != Self::F32
     }

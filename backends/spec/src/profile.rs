@@ -1,4 +1,4 @@
-//! How fast and how large a device is: numbers of data sheets for well-known GPUs, measured ones for the rest.
+//! Speed and size of a device: numbers of data sheets for well-known GPUs, measured ones for the rest.
 
 mod known;
 mod rates;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 pub use rates::{KernelRates, LogitRates, RowsRate};
 
-/// Where a profile's numbers come from.
+/// Source of a profile's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -37,7 +37,7 @@ pub struct DeviceProfile {
     pub host_link: Option<f64>,
     /// Launching one operation, seconds.
     pub kernel_overhead: f64,
-    /// How fast kernels are that are neither large products nor long copies, where that was measured.
+    /// Rates of kernels that are neither large products nor long copies, where that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rates: Option<KernelRates>,
     /// Bytes the device holds, where that is known.
@@ -45,18 +45,18 @@ pub struct DeviceProfile {
     /// Bytes of the largest tensor that it holds in one piece, where there is a limit.
     #[serde(default)]
     pub largest_buffer: Option<u64>,
-    /// How reserved bytes grow above those in use.
+    /// Growth of reserved bytes above those in use.
     pub pool: Pool,
     /// Its links to other devices, where ranks have timed them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<MeasuredLinks>,
-    /// What drives it.
+    /// Its backend.
     pub backend: Backend,
     /// The kernels that models run through: they keep less than tensor operations do. No part of the file: the build
     /// that reads a profile fills it in (`firebrick_backends::profile`).
     #[serde(skip)]
     pub kernels: KernelTable,
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub origin: Origin,
 }
 
@@ -70,7 +70,7 @@ pub struct MatmulFlops {
     pub bf16: Option<f64>,
 }
 
-/// What a backend's memory pool adds to the bytes in use.
+/// Bytes that a backend's memory pool adds to those in use.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pool {
@@ -88,20 +88,17 @@ impl Pool {
 }
 
 impl DeviceProfile {
-    /// Whether host and device are one memory: moving tensors to the host frees nothing.
-    #[must_use]
+    /// Returns true if host and device are one memory: moving tensors to the host frees nothing.
     pub fn is_unified(&self) -> bool {
         self.host_link.is_none()
     }
 
-    /// Whether copies between host and device run beside kernels: see [`Backend::overlaps_copies`].
-    #[must_use]
+    /// Returns true if copies between host and device run beside kernels: see [`Backend::overlaps_copies`].
     pub fn overlaps_copies(&self) -> bool {
         self.backend.overlaps_copies()
     }
 
     /// An average device of a backend, without kernels.
-    #[must_use]
     pub fn assumed(backend: Backend) -> Self {
         let (flops, bandwidth, link, overhead) = match backend {
             // two cores with AVX-512; element-wise operations run on one of them
@@ -128,15 +125,13 @@ impl DeviceProfile {
         }
     }
 
-    /// So many machines of so many of these devices each, with the links inside and between machines that are said;
-    /// else with those that were measured, or those that the device is usually sold with.
-    #[must_use]
-    pub fn cluster(&self, machines: (u64, u64), said: [Option<LinkSpec>; 2]) -> Cluster {
-        let (nodes, devices) = machines;
+    /// `nodes` machines of `devices` of these devices each, with the given links inside and between machines; else with
+    /// those that were measured, or those that the device is usually sold with.
+    pub fn cluster(&self, (nodes, devices): (u64, u64), links: [Option<LinkSpec>; 2]) -> Cluster {
         let usual = Cluster::usual_links(&self.name, self.backend == Backend::Cpu);
         let measured = self.links.unwrap_or_default();
-        let link = said[0].map(LinkSpec::inside).or(measured.inside);
-        let node_link = said[1].map(|link| link.between(devices));
+        let link = links[0].map(LinkSpec::inside).or(measured.inside);
+        let node_link = links[1].map(|link| link.between(devices));
         Cluster {
             nodes,
             devices_per_node: devices,
@@ -145,7 +140,7 @@ impl DeviceProfile {
         }
     }
 
-    /// The same with these kernels.
+    /// This profile with these kernels.
     #[must_use]
     pub fn with_kernels(mut self, kernels: KernelTable) -> Self {
         self.kernels = kernels;
@@ -176,11 +171,11 @@ mod tests {
     #[test]
     fn links_that_are_said_come_before_measured_ones_and_these_before_usual_ones() {
         let mut profile = DeviceProfile::assumed(Backend::Cpu);
-        let names = |profile: &DeviceProfile, said| {
-            let cluster = profile.cluster((2, 4), said);
+        let names = |profile: &DeviceProfile, links| {
+            let cluster = profile.cluster((2, 4), links);
             [cluster.link, cluster.node_link].map(|link| link.to_string())
         };
-        let said = |text: &str| Some(text.parse().expect("a link"));
+        let link = |text: &str| Some(text.parse().expect("a link"));
         assert_eq!(names(&profile, [None; 2]), ["host 0.75 GB/s"; 2]);
         profile.links = Some(MeasuredLinks { inside: Some(Link::measured(2.5e9, 1e-5)), between: None });
         let text = serde_json::to_string(&profile).expect("writes");
@@ -188,7 +183,7 @@ mod tests {
         let measured = "measured 2.5 GB/s";
         assert_eq!(names(&profile, [None; 2]), [measured, "host 0.75 GB/s"]);
         assert_eq!(
-            names(&profile, [said("nvlink4"), said("4xinfiniband-ndr")]),
+            names(&profile, [link("nvlink4"), link("4xinfiniband-ndr")]),
             ["nvlink4 360 GB/s", "infiniband-ndr 40 GB/s"]
         );
         assert_eq!(profile.cluster((1, 4), [None; 2]).link.latency_ns, 10_000);

@@ -38,7 +38,6 @@ impl BaseFormat {
     pub const ALL: [Self; 2] = [Self::Int8, Self::Nf4];
 
     /// How configurations spell it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -74,13 +73,11 @@ pub struct QuantizedLayout {
 
 impl QuantizedLayout {
     /// The layout of a matrix `[rows, columns]`.
-    #[must_use]
     pub fn new(format: BaseFormat, [rows, cols]: [usize; 2]) -> Self {
         Self::stacked(format, 1, [rows, cols])
     }
 
     /// The layout of so many matrices `[rows, columns]`.
-    #[must_use]
     pub fn stacked(format: BaseFormat, matrices: usize, [rows, cols]: [usize; 2]) -> Self {
         Self { format, rows, cols, matrices }
     }
@@ -92,19 +89,16 @@ impl QuantizedLayout {
     }
 
     /// All matrices one below the other: `[rows, columns]`.
-    #[must_use]
     pub fn shape(&self) -> [usize; 2] {
         [self.matrices * self.rows, self.cols]
     }
 
     /// Numbers of one matrix.
-    #[must_use]
     pub fn numbers(&self) -> usize {
         self.rows * self.cols
     }
 
     /// Words of the codes, which come first.
-    #[must_use]
     pub fn code_words(&self) -> usize {
         self.numbers().div_ceil(match self.format {
             BaseFormat::Int8 => WORD,
@@ -113,43 +107,36 @@ impl QuantizedLayout {
     }
 
     /// Blocks of `nf4`. The last may be shorter, and a block may reach from one row into the next.
-    #[must_use]
     pub fn blocks(&self) -> usize {
         self.numbers().div_ceil(NF4_BLOCK)
     }
 
     /// The word at which the absmax of every group begins, after the codes of the blocks' scales.
-    #[must_use]
     pub fn groups_at(&self) -> usize {
         self.code_words() + self.blocks().div_ceil(WORD)
     }
 
     /// Groups of `nf4`.
-    #[must_use]
     pub fn groups(&self) -> usize {
         self.blocks().div_ceil(NF4_GROUP)
     }
 
     /// The word of the offset of scales.
-    #[must_use]
     pub fn offset_at(&self) -> usize {
         self.groups_at() + self.groups()
     }
 
     /// The word at which the map of scales begins.
-    #[must_use]
     pub fn scale_map_at(&self) -> usize {
         self.offset_at() + 1
     }
 
     /// The word at which the map of codes begins.
-    #[must_use]
     pub fn code_map_at(&self) -> usize {
         self.scale_map_at() + SCALE_MAP
     }
 
     /// Words of one matrix's buffer.
-    #[must_use]
     pub fn words(&self) -> usize {
         match self.format {
             BaseFormat::Int8 => self.code_words() + self.rows,
@@ -158,7 +145,6 @@ impl QuantizedLayout {
     }
 
     /// Bytes of all buffers.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         WORD * self.matrices * self.words()
     }

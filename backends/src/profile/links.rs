@@ -13,8 +13,7 @@ const LARGE_TURNS: usize = 5;
 const SMALL_TURNS: usize = 50;
 const WARM_UP: usize = 2;
 
-/// What tells this machine from others: the start of its system, or its name.
-#[must_use]
+/// Id of this machine: the start of its system, or its name.
 pub fn machine() -> Vec<u8> {
     let files = ["/proc/sys/kernel/random/boot_id", "/etc/hostname"];
     let read = files.into_iter().find_map(|file| std::fs::read(file).ok());
@@ -29,10 +28,10 @@ pub fn machine() -> Vec<u8> {
 /// # Errors
 /// Those of the ranks' operations.
 pub fn measure_links(world: &Arc<dyn Collective>, machine: &[u8]) -> Result<MeasuredLinks> {
-    let all = world.exchange(machine.to_vec())?;
+    let machines = world.exchange(machine.to_vec())?;
     let rank = world.rank();
-    let node = all.iter().position(|own| own == machine).unwrap_or(rank);
-    let place = all[..rank].iter().filter(|own| *own == machine).count();
+    let node = machines.iter().position(|other| other == machine).unwrap_or(rank);
+    let place = machines[..rank].iter().filter(|other| *other == machine).count();
     let inside = timed(world, world.split(node, rank)?.as_ref())?;
     let between = timed(world, world.split(place, rank)?.as_ref())?;
     Ok(MeasuredLinks { inside, between })
@@ -42,7 +41,7 @@ pub fn measure_links(world: &Arc<dyn Collective>, machine: &[u8]) -> Result<Meas
 fn timed(world: &Arc<dyn Collective>, group: &dyn Collective) -> Result<Option<Link>> {
     world.agree(None)?;
     let others = (group.size() - 1) as f64;
-    let own = if others > 0.0 {
+    let times = if others > 0.0 {
         let small = median(group, 1, SMALL_TURNS)?;
         let large = median(group, LARGE, LARGE_TURNS)?;
         // a ring's bytes and steps
@@ -51,10 +50,10 @@ fn timed(world: &Arc<dyn Collective>, group: &dyn Collective) -> Result<Option<L
     } else {
         [f64::INFINITY, 0.0]
     };
-    let all = world.exchange(own.map(f64::to_le_bytes).concat())?;
-    let all: Vec<Vec<f64>> = all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
-    let bandwidth = all.iter().map(|own| own[0]).fold(f64::INFINITY, f64::min);
-    let latency = all.iter().map(|own| own[1]).fold(0.0, f64::max);
+    let times = world.exchange(times.map(f64::to_le_bytes).concat())?;
+    let times: Vec<Vec<f64>> = times.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
+    let bandwidth = times.iter().map(|rank| rank[0]).fold(f64::INFINITY, f64::min);
+    let latency = times.iter().map(|rank| rank[1]).fold(0.0, f64::max);
     Ok(bandwidth.is_finite().then(|| Link::measured(bandwidth, latency)))
 }
 
@@ -62,10 +61,10 @@ fn timed(world: &Arc<dyn Collective>, group: &dyn Collective) -> Result<Option<L
 fn median(group: &dyn Collective, bytes: usize, turns: usize) -> Result<f64> {
     let mut seconds = Vec::with_capacity(turns);
     for turn in 0..WARM_UP + turns {
-        let own = Flat::Bytes(vec![group.rank() as u8; bytes]);
+        let values = Flat::Bytes(vec![group.rank() as u8; bytes]);
         group.agree(None)?;
         let start = Instant::now();
-        drop(group.all_gather(own)?);
+        drop(group.all_gather(values)?);
         if turn >= WARM_UP {
             seconds.push(start.elapsed().as_secs_f64());
         }

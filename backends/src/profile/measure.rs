@@ -72,29 +72,29 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
 fn median(rounds: &[DeviceProfile]) -> Result<DeviceProfile> {
     let failed = |e: serde_json::Error| Error::Transfer(format!("a measured profile: {e}"));
     let written: Result<Vec<Value>, _> = rounds.iter().map(serde_json::to_value).collect();
-    let all = written.map_err(failed)?;
-    let found = serde_json::from_value(median_of(&all.iter().collect::<Vec<_>>()));
-    let found: DeviceProfile = found.map_err(failed)?;
-    Ok(found.with_kernels(rounds[0].kernels))
+    let rounds_written = written.map_err(failed)?;
+    let median = serde_json::from_value(median_of(&rounds_written.iter().collect::<Vec<_>>()));
+    let median: DeviceProfile = median.map_err(failed)?;
+    Ok(median.with_kernels(rounds[0].kernels))
 }
 
-/// The same of values of one form.
-fn median_of(all: &[&Value]) -> Value {
-    match all[0] {
+/// The median of values of one form.
+fn median_of(values: &[&Value]) -> Value {
+    match values[0] {
         Value::Number(_) => {
-            let mut sorted = all.to_vec();
+            let mut sorted = values.to_vec();
             let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
             sorted.sort_by(|a, b| number(a).total_cmp(&number(b)));
-            sorted[all.len() / 2].clone()
+            sorted[values.len() / 2].clone()
         }
         Value::Object(first) => {
-            let own = |key: &String| all.iter().map(|value| &value[key]).collect::<Vec<_>>();
-            let each = first.keys().map(|key| (key.clone(), median_of(&own(key))));
+            let members = |key: &String| values.iter().map(|value| &value[key]).collect::<Vec<_>>();
+            let each = first.keys().map(|key| (key.clone(), median_of(&members(key))));
             Value::Object(each.collect())
         }
         Value::Array(first) => {
-            let own = |at: usize| all.iter().map(|value| &value[at]).collect::<Vec<_>>();
-            Value::Array((0..first.len()).map(|at| median_of(&own(at))).collect())
+            let elements = |at: usize| values.iter().map(|value| &value[at]).collect::<Vec<_>>();
+            Value::Array((0..first.len()).map(|at| median_of(&elements(at))).collect())
         }
         other => other.clone(),
     }
@@ -163,9 +163,9 @@ mod tests {
     #[test]
     fn every_number_of_rounds_becomes_its_median() {
         let round = |a: f64, b: u64| json!({"a": [a, {"b": b}], "none": null, "name": "cpu"});
-        let all = [round(3.0, 7), round(1.0, 9), round(2.0, 8)];
-        let all: Vec<&Value> = all.iter().collect();
-        assert_eq!(median_of(&all), round(2.0, 8));
+        let rounds = [round(3.0, 7), round(1.0, 9), round(2.0, 8)];
+        let rounds: Vec<&Value> = rounds.iter().collect();
+        assert_eq!(median_of(&rounds), round(2.0, 8));
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
             profile.memory_bandwidth = rate;
             profile.with_kernels(kernels::table(Backend::Cpu))
         };
-        let found = median(&[round(4e9), round(1e9), round(2e9)]).expect("of one form");
-        assert_eq!(found, round(2e9));
+        let middle = median(&[round(4e9), round(1e9), round(2e9)]).expect("of one form");
+        assert_eq!(middle, round(2e9));
     }
 }

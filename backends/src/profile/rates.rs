@@ -44,8 +44,8 @@ fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
-fn missing<T>(found: Option<T>) -> Result<T> {
-    found.ok_or_else(|| Error::Transfer("a kernel of the CPU does not take f32".into()))
+fn missing<T>(result: Option<T>) -> Result<T> {
+    result.ok_or_else(|| Error::Transfer("a kernel of the CPU does not take f32".into()))
 }
 
 /// The result of kernels alone.
@@ -53,7 +53,7 @@ fn fused<T>(work: impl FnOnce() -> T) -> Result<T> {
     missing(kernels::fused(work))
 }
 
-/// What products with a short side take beyond their operations, by the bytes of their matrices.
+/// Time of products with a short side beyond their operations, by the bytes of their matrices.
 fn product_bandwidth(device: &Device, flops: f64) -> Result<f64> {
     let (mut bytes, mut beyond) = (0.0, 0.0);
     for [rows, inner, outputs] in [[SIDE, 128, SIDE], [SIDE, SIDE, 128], [256, 256, SIDE]] {
@@ -119,12 +119,12 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     const HEADS: usize = 8;
     const KEY_HEADS: usize = 4;
     const DIM: usize = 64;
-    let own = |index: usize| PrefixGroup {
+    let group = |index: usize| PrefixGroup {
         prefix: 0..0,
         members: std::iter::once(index * LENGTH..(index + 1) * LENGTH).collect(),
     };
     let shape = AttentionShape {
-        groups: PrefixGroups::new((0..SEQUENCES).map(own).collect(), device),
+        groups: PrefixGroups::new((0..SEQUENCES).map(group).collect(), device),
         window: None,
         scale: (DIM as f64).sqrt().recip(),
         softcap: None,
@@ -132,10 +132,10 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     let rows = SEQUENCES * LENGTH;
     let [q, k, v] = [HEADS, KEY_HEADS, KEY_HEADS].map(|heads| random([rows, heads, DIM], device));
     let attend = |q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>| {
-        kernels::attention(q, k, v, None, &shape).reshape([rows, HEADS * DIM])
+        kernels::attention([q, k, v], None, &shape).reshape([rows, HEADS * DIM])
     };
     let forward = seconds(|| attend(&q, &k, &v))?;
-    let both = seconds(|| {
+    let pass = seconds(|| {
         let leaf = |t: &Tensor<3>| t.clone().autodiff().require_grad();
         let [q, k, v] = [&q, &k, &v].map(leaf);
         let mut tape = attend(&q, &k, &v).sum().backward();
@@ -145,7 +145,7 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     // a block of 64 queries against the keys up to its end
     let pairs: usize = (64..=LENGTH).step_by(64).map(|keys| 64 * keys).sum();
     let work = 4.0 * (SEQUENCES * HEADS * DIM * pairs) as f64;
-    Ok([work / forward, work / both])
+    Ok([work / forward, work / pass])
 }
 
 /// Sixteen sequences of 96 tokens, eight heads of 64 dimensions over four key heads, in several layers.
@@ -216,16 +216,16 @@ fn logits(device: &Device) -> Result<LogitRates> {
     let differentiated = seconds(|| {
         let upstream = ScoreGradients { d_logp: &d_logp, d_entropy: None };
         // as in training nobody else holds the logits: the copy is what a product would have given
-        let own = logits.clone() + 0.0;
-        kernels::score_gradient(own, &targets, &scores, upstream, scaling)
+        let unshared = logits.clone() + 0.0;
+        kernels::score_gradient(unshared, &targets, &scores, upstream, scaling)
     })?;
     let uniforms = vec![0.5; rows];
     let drawn = seconds(|| {
         let tokens = kernels::sample_rows(&logits, 1.0, Some(&uniforms[..]));
         Tensor::from_data(TensorData::new(vec![tokens[0].logp], [1, 1]), device)
     })?;
-    let all = (rows * vocabulary) as f64;
-    Ok(LogitRates { scored: all / scored, differentiated: all / differentiated, drawn: all / drawn })
+    let logits = (rows * vocabulary) as f64;
+    Ok(LogitRates { scored: logits / scored, differentiated: logits / differentiated, drawn: logits / drawn })
 }
 
 /// Sums of two small tensors that others hold.

@@ -1,4 +1,4 @@
-//! How long work on a device takes.
+//! Duration of work on a device.
 
 use crate::{Error, Result};
 use burn::tensor::Tensor;

@@ -23,22 +23,22 @@ fn rows(size: usize, number: usize) -> Flat {
 
 #[test]
 fn gathers_that_were_started_give_what_gathers_give_whatever_stands_between() {
-    let found = ranks(3, |group| {
-        let own = |number| row(group.rank(), number);
-        let first = group.start_all_gather(own(1));
-        let second = group.start_all_gather(own(2));
+    let results = ranks(3, |group| {
+        let input = |number| row(group.rank(), number);
+        let first = group.start_all_gather(input(1));
+        let second = group.start_all_gather(input(2));
         let sum = group.all_reduce(Flat::F32(vec![group.rank() as f32]));
-        let third = group.start_all_gather(own(3));
-        let said = group.exchange(vec![group.rank() as u8]);
+        let third = group.start_all_gather(input(3));
+        let exchanged = group.exchange(vec![group.rank() as u8]);
         // in another order than they were started in
-        let [third, first, second] = [third, first, second].map(|own| own.wait().unwrap());
+        let [third, first, second] = [third, first, second].map(|input| input.wait().unwrap());
         let traffic = group.traffic();
-        ([first, second, third], sum.unwrap(), said.unwrap(), traffic)
+        ([first, second, third], sum.unwrap(), exchanged.unwrap(), traffic)
     });
-    for (gathered, sum, said, traffic) in found {
+    for (gathered, sum, exchanged, traffic) in results {
         assert_eq!(gathered, [1, 2, 3].map(|number| rows(3, number)));
         assert_eq!(sum, Flat::F32(vec![3.0]));
-        assert_eq!(said, [[0], [1], [2]]);
+        assert_eq!(exchanged, [[0], [1], [2]]);
         let kind = OperationKind::AllGather as usize;
         assert_eq!(traffic.operations[kind], 3);
         // to two others
@@ -67,36 +67,36 @@ impl Collective for Held {
         self.group.split(color, key)
     }
 
-    fn all_gather(&self, own: Flat) -> Result<Flat> {
+    fn all_gather(&self, values: Flat) -> Result<Flat> {
         self.entered.lock().unwrap().send(()).unwrap();
         let let_go = self.let_go.lock().unwrap();
         let waited = let_go.recv_timeout(Duration::from_secs(20));
         waited.map_err(|_| CollectiveError::Values("nobody let it go".into()))?;
-        self.group.all_gather(own)
+        self.group.all_gather(values)
     }
 
-    fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.group.reduce_scatter(all)
+    fn reduce_scatter(&self, values: Flat) -> Result<Flat> {
+        self.group.reduce_scatter(values)
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        self.group.all_reduce(own)
+    fn all_reduce(&self, values: Flat) -> Result<Flat> {
+        self.group.all_reduce(values)
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
         self.group.all_to_all(blocks)
     }
 
-    fn send(&self, to: usize, own: Flat) -> Result<()> {
-        self.group.send(to, own)
+    fn send(&self, to: usize, values: Flat) -> Result<()> {
+        self.group.send(to, values)
     }
 
     fn receive(&self, from: usize, len: usize, element: Element) -> Result<Flat> {
         self.group.receive(from, len, element)
     }
 
-    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.group.exchange(own)
+    fn exchange(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.group.exchange(bytes)
     }
 
     fn agree(&self, failure: Option<Failure>) -> Result<()> {
@@ -114,21 +114,21 @@ impl Collective for Held {
 
 #[test]
 fn a_gather_is_under_way_while_its_rank_goes_on() {
-    let found = Threads::run(2, small(), |group| {
+    let results = Threads::run(2, small(), |group| {
         let (enters, entered) = channel();
         let (lets_go, let_go) = channel();
         let held = Background::over(Arc::new(Held { group, entered: Mutex::new(enters), let_go: Mutex::new(let_go) }));
-        let own = |number| row(held.rank(), number);
-        let gathers = [1, 2].map(|number| held.start_all_gather(own(number)));
+        let input = |number| row(held.rank(), number);
+        let gathers = [1, 2].map(|number| held.start_all_gather(input(number)));
         // the first has begun and cannot end: this rank goes on all the same, and lets it
         entered.recv_timeout(Duration::from_secs(20)).unwrap();
         assert!(entered.try_recv().is_err(), "one after the other");
         for _ in &gathers {
             lets_go.send(()).unwrap();
         }
-        gathers.map(|own| own.wait().unwrap())
+        gathers.map(|input| input.wait().unwrap())
     });
-    for rank in found {
+    for rank in results {
         assert_eq!(rank.unwrap(), [1, 2].map(|number| rows(2, number)));
     }
 }
@@ -136,14 +136,14 @@ fn a_gather_is_under_way_while_its_rank_goes_on() {
 #[test]
 fn a_failure_ends_all_gathers_that_were_started_behind_it_and_the_group_goes_on() {
     let started = Instant::now();
-    let found = ranks(3, |group| {
-        let own = |number| row(group.rank(), number);
-        let done = group.start_all_gather(own(1));
+    let results = ranks(3, |group| {
+        let input = |number| row(group.rank(), number);
+        let done = group.start_all_gather(input(1));
         let failed = if group.rank() == 1 {
             // it never comes to the second
             group.agree(Some(Failure::new("no room"))).unwrap_err()
         } else {
-            let behind = [2, 3].map(|number| group.start_all_gather(own(number)));
+            let behind = [2, 3].map(|number| group.start_all_gather(input(number)));
             let errors = behind.map(|gather| gather.wait().unwrap_err());
             assert_eq!(errors[0], errors[1]);
             errors[0].clone()
@@ -152,14 +152,14 @@ fn a_failure_ends_all_gathers_that_were_started_behind_it_and_the_group_goes_on(
         let told = if group.rank() == 1 {
             group.agree(Some(Failure::new("no room"))).unwrap_err()
         } else {
-            drop(group.start_all_gather(own(4)));
+            drop(group.start_all_gather(input(4)));
             group.agree(None).unwrap_err()
         };
-        let after = group.start_all_gather(own(5)).wait().unwrap();
+        let after = group.start_all_gather(input(5)).wait().unwrap();
         let sum = group.all_reduce(Flat::F32(vec![1.0])).unwrap();
         (done.wait().unwrap(), [failed, told], after, sum)
     });
-    for (done, failed, after, sum) in found {
+    for (done, failed, after, sum) in results {
         assert_eq!(done, rows(3, 1));
         for error in failed {
             assert_eq!(error.to_string(), "rank 1 failed: no room");
@@ -173,7 +173,7 @@ fn a_failure_ends_all_gathers_that_were_started_behind_it_and_the_group_goes_on(
 #[test]
 fn a_rank_that_is_gone_ends_gathers_that_are_under_way() {
     let started = Instant::now();
-    let found = Threads::run(3, small(), |group| {
+    let results = Threads::run(3, small(), |group| {
         let gathers = [1, 2].map(|number| {
             assert!(group.rank() != 2 || number == 1, "a task that fails");
             group.start_all_gather(row(group.rank(), number))
@@ -182,7 +182,7 @@ fn a_rank_that_is_gone_ends_gathers_that_are_under_way() {
         let later = group.agree(None).unwrap_err();
         (first, second.unwrap_err(), later)
     });
-    for rank in &found[..2] {
+    for rank in &results[..2] {
         let (first, second, later) = rank.as_ref().unwrap();
         for error in [first.as_ref().err(), Some(second), Some(later)] {
             let message = error.map(ToString::to_string).unwrap_or_default();
@@ -191,7 +191,7 @@ fn a_rank_that_is_gone_ends_gathers_that_are_under_way() {
             assert!(gone || error.is_none(), "{message}");
         }
     }
-    assert!(found[2].as_ref().unwrap_err().contains("a task that fails"));
+    assert!(results[2].as_ref().unwrap_err().contains("a task that fails"));
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 
@@ -200,7 +200,7 @@ fn a_gather_that_was_started_ends_at_its_deadline() {
     let settings = Settings { deadline: Duration::from_millis(50), ..small() };
     let (done, wait) = channel::<()>();
     let (wait, done) = (Mutex::new(wait), Mutex::new(Some(done)));
-    let found = Threads::run(2, settings, |group| {
+    let results = Threads::run(2, settings, |group| {
         if group.rank() == 1 {
             // as long as the other rank waits
             let _ = wait.lock().unwrap().recv();
@@ -211,7 +211,7 @@ fn a_gather_that_was_started_ends_at_its_deadline() {
         done.lock().unwrap().take();
         Some((error, again))
     });
-    let (error, again) = found[0].clone().unwrap().unwrap();
+    let (error, again) = results[0].clone().unwrap().unwrap();
     let message = error.to_string();
     assert!(message.contains("waited 0 s for rank 1 in all_gather of 3 f32"), "{message}");
     assert_eq!(again, error);
@@ -220,7 +220,7 @@ fn a_gather_that_was_started_ends_at_its_deadline() {
 #[test]
 fn a_failure_told_to_all_ends_gathers_that_a_group_of_some_has_under_way() {
     let started = Instant::now();
-    let found = ranks(4, |world| {
+    let results = ranks(4, |world| {
         let rank = world.rank();
         let group = world.split(rank / 2, rank).unwrap();
         let gather = (rank != 1).then(|| group.start_all_gather(row(rank, 0)));
@@ -231,7 +231,7 @@ fn a_failure_told_to_all_ends_gathers_that_a_group_of_some_has_under_way() {
         let anew = anew.start_all_gather(row(rank, 1)).wait().unwrap();
         (gather, told.unwrap_err(), anew)
     });
-    for (rank, (gather, told, anew)) in found.into_iter().enumerate() {
+    for (rank, (gather, told, anew)) in results.into_iter().enumerate() {
         assert_eq!(told.to_string(), "rank 1 failed: no room");
         match (rank, gather) {
             (1, None) | (2 | 3, Some(Ok(_))) => {}
@@ -239,8 +239,8 @@ fn a_failure_told_to_all_ends_gathers_that_a_group_of_some_has_under_way() {
             (_, other) => panic!("rank {rank}: {other:?}"),
         }
         let low = rank / 2 * 2;
-        let both = vec![row(low, 1), row(low + 1, 1)];
-        assert_eq!(anew, Flat::concat(both));
+        let rows = vec![row(low, 1), row(low + 1, 1)];
+        assert_eq!(anew, Flat::concat(rows));
     }
     assert!(started.elapsed() < Duration::from_secs(5));
 }
@@ -277,14 +277,14 @@ impl Groups<'_> {
         let Self { world, some } = self;
         let rank = world.rank();
         let ones = |len| Flat::F32(vec![1.0; len]);
-        let own = |len| Flat::F32(vec![rank as f32; len]);
+        let input = |len| Flat::F32(vec![rank as f32; len]);
         match which {
             0..=2 => {
-                pending.push_back((Heard::InWorld, world.start_all_gather(own(150))));
+                pending.push_back((Heard::InWorld, world.start_all_gather(input(150))));
                 (Heard::InWorld, Ok(()))
             }
             3 => {
-                pending.push_back((Heard::InGroup, some.start_all_gather(own(7))));
+                pending.push_back((Heard::InGroup, some.start_all_gather(input(7))));
                 (Heard::InGroup, Ok(()))
             }
             4 | 5 => match pending.pop_front() {
@@ -305,7 +305,7 @@ impl Groups<'_> {
     /// whether it came to its end on all ranks.
     fn phase(&self, steps: &[u64], fault: impl Fn(usize) -> Option<Fault>) -> Result<bool> {
         let mut pending = Pending::new();
-        let mut own = None;
+        let mut failure = None;
         let mut heard = None;
         // what was started is waited for in the end
         let waits = steps.iter().filter(|&&step| step <= 3).map(|_| &4);
@@ -313,7 +313,7 @@ impl Groups<'_> {
             match fault(at) {
                 None => {}
                 Some(Fault::Fail) => {
-                    own = Some(Failure::new("on purpose"));
+                    failure = Some(Failure::new("on purpose"));
                     break;
                 }
                 Some(Fault::Panic) => panic!("on purpose"),
@@ -332,7 +332,7 @@ impl Groups<'_> {
         if heard == Some(Heard::InWorld) {
             return Ok(false);
         }
-        match self.world.agree(own) {
+        match self.world.agree(failure) {
             Ok(()) => Ok(true),
             Err(CollectiveError::Failed(_)) => Ok(false),
             Err(error) => Err(error),
@@ -361,7 +361,7 @@ fn schedule(seed: u64) -> (Vec<CameTo>, Vec<Fault>) {
             )
         })
         .collect();
-    let found = Threads::run(size, small(), |world| {
+    let results = Threads::run(size, small(), |world| {
         let mut came_to = Vec::new();
         for (phase, steps) in program.iter().enumerate() {
             let some = match world.split(world.rank() / 2, 0) {
@@ -373,9 +373,9 @@ fn schedule(seed: u64) -> (Vec<CameTo>, Vec<Fault>) {
             };
             let groups = Groups { world: world.as_ref(), some: some.as_ref() };
             let fault = |at| {
-                let own = (world.rank(), phase, at);
-                let mut own = faults.iter().filter(|(r, p, a, _)| (*r, *p, *a) == own);
-                own.next().map(|fault| fault.3)
+                let place = (world.rank(), phase, at);
+                let mut planned = faults.iter().filter(|(r, p, a, _)| (*r, *p, *a) == place);
+                planned.next().map(|fault| fault.3)
             };
             came_to.push(groups.phase(steps, fault));
             if came_to.last().is_some_and(Result::is_err) {
@@ -384,7 +384,7 @@ fn schedule(seed: u64) -> (Vec<CameTo>, Vec<Fault>) {
         }
         came_to
     });
-    (found, faults.into_iter().map(|fault| fault.3).collect())
+    (results, faults.into_iter().map(|fault| fault.3).collect())
 }
 
 /// How many schedules are drawn: a sample, or those of the campaign `schedules`.
@@ -398,16 +398,16 @@ fn no_schedule_of_failures_with_gathers_under_way_hangs() {
     let mut failed = 0;
     let schedules = schedules();
     for seed in 0..schedules {
-        let (found, faults) = schedule(seed);
-        for rank in found.iter().flatten().flatten() {
+        let (results, faults) = schedule(seed);
+        for rank in results.iter().flatten().flatten() {
             let late = matches!(rank, Err(CollectiveError::Deadline { .. }));
             let disagree = matches!(rank, Err(CollectiveError::Mismatch { .. }));
-            assert!(!late && !disagree, "schedule {seed}: {found:?}");
+            assert!(!late && !disagree, "schedule {seed}: {results:?}");
         }
         if faults.iter().all(|fault| *fault == Fault::Fail) {
             // a phase comes to its end on all ranks or on none, and the next one begins
-            for rank in &found {
-                assert_eq!(rank, &found[0], "schedule {seed}");
+            for rank in &results {
+                assert_eq!(rank, &results[0], "schedule {seed}");
                 let came_to = rank.as_ref().unwrap();
                 assert!(came_to.iter().all(Result::is_ok), "schedule {seed}");
                 failed += came_to.iter().filter(|done| **done == Ok(false)).count();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_failure_ends_the_operation_that_others_are_in_and_the_group_goes_on() {
-    let found = ranks(3, |group| {
+    let results = ranks(3, |group| {
         let first = match group.rank() {
             1 => group.agree(Some(Failure::new("no room on the disk"))),
             _ => group.all_reduce(Flat::F32(vec![1.0; 4])).map(drop),
@@ -14,7 +14,7 @@ fn a_failure_ends_the_operation_that_others_are_in_and_the_group_goes_on() {
         let sum = group.all_reduce(Flat::F32(vec![group.rank() as f32])).unwrap();
         (first.unwrap_err(), sum)
     });
-    for (error, sum) in found {
+    for (error, sum) in results {
         assert_eq!(error.to_string(), "rank 1 failed: no room on the disk");
         assert_eq!(sum, Flat::F32(vec![3.0]));
     }
@@ -31,8 +31,8 @@ fn all_ranks_act_on_the_same_failure() {
     }
     // what a cheaper plan does not mend comes first
     let mixed = ranks(2, |group| {
-        let own = [failure(20), Failure::new("no file")][group.rank()].clone();
-        group.agree(Some(own)).unwrap_err()
+        let input = [failure(20), Failure::new("no file")][group.rank()].clone();
+        group.agree(Some(input)).unwrap_err()
     });
     assert!(mixed.iter().all(|e| e.failure().unwrap().message == "no file"));
 }
@@ -40,24 +40,24 @@ fn all_ranks_act_on_the_same_failure() {
 #[test]
 fn a_panic_of_a_rank_ends_the_waits_of_the_others_with_its_name() {
     let started = Instant::now();
-    let found = Threads::run(3, small(), |group| {
+    let results = Threads::run(3, small(), |group| {
         assert!(group.rank() != 2, "a task that fails");
         group.all_gather(Flat::F32(vec![1.0])).unwrap_err().to_string()
     });
-    for message in found[..2].iter().map(|rank| rank.as_ref().unwrap()) {
+    for message in results[..2].iter().map(|rank| rank.as_ref().unwrap()) {
         assert!(message.contains("rank 2 is gone: it panicked"), "{message}");
     }
-    assert!(found[2].as_ref().unwrap_err().contains("a task that fails"));
+    assert!(results[2].as_ref().unwrap_err().contains("a task that fails"));
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
 fn a_rank_that_leaves_is_missed_by_name() {
-    let found = Threads::run(2, small(), |group| match group.rank() {
+    let results = Threads::run(2, small(), |group| match group.rank() {
         0 => group.exchange(Vec::new()).unwrap_err().to_string(),
         _ => String::new(),
     });
-    assert_eq!(found[0].as_ref().unwrap(), "rank 1 is gone: it has ended");
+    assert_eq!(results[0].as_ref().unwrap(), "rank 1 is gone: it has ended");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_wait_ends_at_its_deadline_and_says_for_whom_it_was() {
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
     let done = std::sync::Mutex::new(Some(done));
-    let found = Threads::run(2, settings, |group| {
+    let results = Threads::run(2, settings, |group| {
         if group.rank() == 1 {
             // as long as the other rank waits
             let _ = wait.lock().unwrap().recv();
@@ -77,7 +77,7 @@ fn a_wait_ends_at_its_deadline_and_says_for_whom_it_was() {
         done.lock().unwrap().take();
         Some((error, again))
     });
-    let (error, again) = found[0].clone().unwrap().unwrap();
+    let (error, again) = results[0].clone().unwrap().unwrap();
     let message = error.to_string();
     assert!(message.contains("waited 0 s for rank 1 in all_reduce of 1 f32"), "{message}");
     assert_eq!(again, error);
@@ -91,7 +91,7 @@ fn pair(rank: usize) -> Flat {
 #[test]
 fn a_failure_told_to_all_ends_what_a_group_of_some_waits_for_and_all_split_anew() {
     let started = Instant::now();
-    let found = ranks(4, |world| {
+    let results = ranks(4, |world| {
         let split = || world.split(world.rank() / 2, world.rank()).unwrap();
         let group = split();
         let first = match world.rank() {
@@ -105,7 +105,7 @@ fn a_failure_told_to_all_ends_what_a_group_of_some_waits_for_and_all_split_anew(
         let anew = split().all_to_all(pair(world.rank())).unwrap();
         (first, told.unwrap_err(), later, sum, anew)
     });
-    for (rank, (first, told, later, sum, anew)) in found.into_iter().enumerate() {
+    for (rank, (first, told, later, sum, anew)) in results.into_iter().enumerate() {
         assert_eq!(told.to_string(), "rank 1 failed: no room", "rank {rank}");
         match (rank, first) {
             // the other group is done by then, or is told of it while it waits
@@ -124,14 +124,14 @@ fn a_failure_told_to_all_ends_what_a_group_of_some_waits_for_and_all_split_anew(
 
 #[test]
 fn what_reached_a_group_before_the_failure_is_still_delivered() {
-    let found = ranks(2, |world| {
+    let results = ranks(2, |world| {
         let group = world.split(0, 0).unwrap();
         let taken = group.all_to_all(pair(world.rank()));
         let failure = (world.rank() == 1).then(|| Failure::new("no room"));
         (taken, world.agree(failure).unwrap_err().to_string())
     });
     let blocks = [vec![0.0, 1.0], vec![0.5, 1.5]].map(Flat::F32);
-    for ((taken, told), blocks) in found.into_iter().zip(blocks) {
+    for ((taken, told), blocks) in results.into_iter().zip(blocks) {
         assert_eq!(taken, Ok(blocks));
         assert_eq!(told, "rank 1 failed: no room");
     }
@@ -140,7 +140,7 @@ fn what_reached_a_group_before_the_failure_is_still_delivered() {
 #[test]
 fn a_failure_behind_values_that_nobody_has_taken_ends_what_a_group_waits_for() {
     let started = Instant::now();
-    let found = ranks(2, |world| {
+    let results = ranks(2, |world| {
         let group = world.split(0, 0).unwrap();
         if world.rank() == 1 {
             world.send(0, Flat::F32(vec![1.0; 300])).unwrap();
@@ -150,7 +150,7 @@ fn a_failure_behind_values_that_nobody_has_taken_ends_what_a_group_waits_for() {
         let waited = group.all_to_all(pair(0)).unwrap_err();
         [waited, world.agree(None).unwrap_err()]
     });
-    for told in found.iter().flatten() {
+    for told in results.iter().flatten() {
         assert_eq!(told.to_string(), "rank 1 failed: no room");
     }
     assert!(started.elapsed() < Duration::from_secs(5));
@@ -159,7 +159,7 @@ fn a_failure_behind_values_that_nobody_has_taken_ends_what_a_group_waits_for() {
 #[test]
 fn errors_in_a_group_of_some_name_ranks_of_the_world() {
     let settings = Settings { deadline: Duration::from_millis(100), ..small() };
-    let found = Threads::run(4, settings, |world| {
+    let results = Threads::run(4, settings, |world| {
         let group = world.split(world.rank() % 2, 0).unwrap();
         match world.rank() {
             1 => group.all_gather(Flat::F32(vec![1.0])).map(drop),
@@ -169,11 +169,14 @@ fn errors_in_a_group_of_some_name_ranks_of_the_world() {
         .map_err(|error| error.to_string())
     });
     for rank in [1, 3] {
-        let message = found[rank].clone().unwrap().unwrap_err();
-        let both = "rank 1 is in all_gather of 1 f32 (operation 0), rank 3 in all_to_all of 4 f32";
-        assert!(message.contains(both) || message.contains("is gone"), "{message}");
+        let message = results[rank].clone().unwrap().unwrap_err();
+        let mismatch = "rank 1 is in all_gather of 1 f32 (operation 0), rank 3 in all_to_all of 4 f32";
+        assert!(message.contains(mismatch) || message.contains("is gone"), "{message}");
     }
-    assert!([1, 3].iter().any(|&rank| matches!(&found[rank], Ok(Err(m)) if m.contains("rank 1 is in"))), "{found:?}");
+    assert!(
+        [1, 3].iter().any(|&rank| matches!(&results[rank], Ok(Err(m)) if m.contains("rank 1 is in"))),
+        "{results:?}"
+    );
     let late = Threads::run(4, settings, |world| {
         let group = world.split(world.rank() / 2, 0).unwrap();
         let waited = (world.rank() == 2).then(|| group.all_to_all(pair(2)).unwrap_err().to_string());
@@ -188,14 +191,14 @@ fn errors_in_a_group_of_some_name_ranks_of_the_world() {
 
 #[test]
 fn a_send_that_a_failure_overtook_does_not_disturb_what_follows() {
-    let found = ranks(2, |group| {
+    let results = ranks(2, |group| {
         let first = match group.rank() {
             0 => group.agree(Some(Failure::new("no data"))),
             _ => group.send(0, Flat::F32(vec![1.0; 300])).and_then(|()| group.receive(0, 1, Element::F32).map(drop)),
         };
         (first.unwrap_err().to_string(), group.all_reduce(Flat::F32(vec![2.0])).unwrap())
     });
-    for (message, sum) in found {
+    for (message, sum) in results {
         assert_eq!(message, "rank 0 failed: no data");
         assert_eq!(sum, Flat::F32(vec![4.0]));
     }
@@ -261,7 +264,7 @@ fn schedule(seed: u64) -> (Vec<Ended>, Vec<(usize, Fault)>) {
             (random.below(size as u64) as usize, random.below(steps.len() as u64) as usize, kind)
         })
         .collect();
-    let found = Threads::run(size, small(), |group| {
+    let results = Threads::run(size, small(), |group| {
         for (at, &step) in steps.iter().enumerate() {
             let fault = faults.iter().find(|(rank, when, _)| (*rank, *when) == (group.rank(), at));
             let done = match fault.map(|fault| fault.2) {
@@ -279,16 +282,16 @@ fn schedule(seed: u64) -> (Vec<Ended>, Vec<(usize, Fault)>) {
         }
         Ok(())
     });
-    (found, faults.into_iter().map(|(rank, _, fault)| (rank, fault)).collect())
+    (results, faults.into_iter().map(|(rank, _, fault)| (rank, fault)).collect())
 }
 
 #[test]
 fn no_schedule_of_failures_hangs() {
     let results: Vec<_> = (0..10_000).map(|seed| (seed, schedule(seed))).collect();
-    for (seed, (found, faults)) in results {
-        for rank in &found {
+    for (seed, (results, faults)) in results {
+        for rank in &results {
             let late = matches!(rank, Ok(Err(CollectiveError::Deadline { .. })));
-            assert!(!late, "schedule {seed}: {found:?}");
+            assert!(!late, "schedule {seed}: {results:?}");
             if faults.is_empty() {
                 assert_eq!(rank, &Ok(Ok(())), "schedule {seed}");
             }

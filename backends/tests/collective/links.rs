@@ -10,8 +10,8 @@ use std::sync::Arc;
 fn measured(machines: &[&str]) -> Vec<MeasuredLinks> {
     let settings = firebrick_backends::collective::Settings { frame: 1 << 22, ..small() };
     let ranks = Threads::run(machines.len(), settings, |world| {
-        let own = machines[world.rank()].as_bytes();
-        measure_links(&world, own).unwrap()
+        let input = machines[world.rank()].as_bytes();
+        measure_links(&world, input).unwrap()
     });
     ranks.into_iter().map(|rank| rank.unwrap()).collect()
 }
@@ -25,9 +25,9 @@ fn ranks_time_links_inside_a_machine_and_between_machines_where_there_are_any() 
         // a machine has one rank
         (&["a", "a", "b"], true, true),
     ] {
-        let found = measured(machines);
-        for links in &found {
-            assert_eq!(links, &found[0], "{machines:?}: the same on every rank");
+        let results = measured(machines);
+        for links in &results {
+            assert_eq!(links, &results[0], "{machines:?}: the same on every rank");
             assert_eq!(links.inside.is_some(), inside, "{machines:?}");
             assert_eq!(links.between.is_some(), between, "{machines:?}");
             for link in links.inside.iter().chain(&links.between) {

@@ -13,7 +13,6 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Small enough that a test's values take several messages.
-#[must_use]
 pub fn small() -> Settings {
     Settings { deadline: Duration::from_secs(20), frame: 1 << 9 }
 }
@@ -35,13 +34,13 @@ fn number(seed: u64, rank: usize, at: usize) -> f64 {
 }
 
 fn values(element: Element, seed: u64, rank: usize, len: usize) -> Flat {
-    let all = (0..len).map(|at| number(seed, rank, at));
+    let numbers = (0..len).map(|at| number(seed, rank, at));
     match element {
-        Element::Byte => Flat::Bytes(all.map(|v| v.to_bits() as u8).collect()),
-        Element::F32 => Flat::F32(all.map(|v| v as f32).collect()),
-        Element::F64 => Flat::F64(all.collect()),
-        Element::Bf16 => Flat::Bf16(all.map(bf16::from_f64).collect()),
-        Element::F16 => Flat::F16(all.map(f16::from_f64).collect()),
+        Element::Byte => Flat::Bytes(numbers.map(|v| v.to_bits() as u8).collect()),
+        Element::F32 => Flat::F32(numbers.map(|v| v as f32).collect()),
+        Element::F64 => Flat::F64(numbers.collect()),
+        Element::Bf16 => Flat::Bf16(numbers.map(bf16::from_f64).collect()),
+        Element::F16 => Flat::F16(numbers.map(f16::from_f64).collect()),
     }
 }
 
@@ -70,9 +69,9 @@ fn serial(element: Element, seed: u64, size: usize, len: usize) -> Flat {
     }
 }
 
-fn part(all: &Flat, values: Range<usize>) -> Flat {
-    let lengths = [values.start, values.len(), all.len() - values.end];
-    all.split(&lengths).nth(1).unwrap()
+fn part(row: &Flat, values: Range<usize>) -> Flat {
+    let lengths = [values.start, values.len(), row.len() - values.end];
+    row.split(&lengths).nth(1).unwrap()
 }
 
 /// Parts of one type one behind the other.
@@ -82,33 +81,33 @@ fn concat(parts: impl IntoIterator<Item = Flat>) -> Vec<u8> {
 
 /// Every operation on values of one length, compared by bytes.
 fn check_all(size: usize, element: Element, len: usize, seed: u64) {
-    let own = |rank: usize| values(element, seed, rank, len);
+    let input = |rank: usize| values(element, seed, rank, len);
     let blocks = |rank: usize| values(element, seed, rank, len * size);
-    let found = ranks(size, |group| {
+    let results = ranks(size, |group| {
         let rank = group.rank();
         let sums = (element != Element::Byte)
-            .then(|| (group.all_reduce(own(rank)).unwrap(), group.reduce_scatter(own(rank)).unwrap()));
-        let gathered = group.all_gather(own(rank)).unwrap();
+            .then(|| (group.all_reduce(input(rank)).unwrap(), group.reduce_scatter(input(rank)).unwrap()));
+        let gathered = group.all_gather(input(rank)).unwrap();
         let dealt = group.all_to_all(blocks(rank)).unwrap();
-        let said = group.exchange(own(rank).as_bytes()[..rank.min(len)].to_vec()).unwrap();
+        let exchanged = group.exchange(input(rank).as_bytes()[..rank.min(len)].to_vec()).unwrap();
         // a ring
-        group.send((rank + 1) % size, own(rank)).unwrap();
+        group.send((rank + 1) % size, input(rank)).unwrap();
         let before = (rank + size - 1) % size;
         let passed = group.receive(before, len, element).unwrap();
-        (sums, gathered, dealt, said, passed)
+        (sums, gathered, dealt, exchanged, passed)
     });
-    for (rank, (sums, gathered, dealt, said, passed)) in found.into_iter().enumerate() {
+    for (rank, (sums, gathered, dealt, exchanged, passed)) in results.into_iter().enumerate() {
         if let Some((reduced, scattered)) = sums {
             let sum = serial(element, seed, size, len);
             assert_eq!(reduced.as_bytes(), sum.as_bytes());
             assert_eq!(scattered.as_bytes(), part(&sum, shard(len, size, rank)).as_bytes());
         }
-        assert_eq!(gathered.as_bytes(), concat((0..size).map(own)));
+        assert_eq!(gathered.as_bytes(), concat((0..size).map(input)));
         let block = |from| part(&blocks(from), rank * len..(rank + 1) * len);
         assert_eq!(dealt.as_bytes(), concat((0..size).map(block)));
-        let bytes = |from: usize| own(from).as_bytes()[..from.min(len)].to_vec();
-        assert_eq!(said, (0..size).map(bytes).collect::<Vec<_>>());
-        assert_eq!(passed.as_bytes(), own((rank + size - 1) % size).as_bytes());
+        let bytes = |from: usize| input(from).as_bytes()[..from.min(len)].to_vec();
+        assert_eq!(exchanged, (0..size).map(bytes).collect::<Vec<_>>());
+        assert_eq!(passed.as_bytes(), input((rank + size - 1) % size).as_bytes());
     }
 }
 
@@ -129,13 +128,13 @@ proptest! {
 #[test]
 fn one_rank_gets_back_what_it_gives() {
     let group = Solo;
-    let own = Flat::F32(vec![1.0, 2.0]);
-    assert_eq!(group.all_reduce(own.clone()).unwrap(), own);
-    assert_eq!(group.reduce_scatter(own.clone()).unwrap(), own);
-    assert_eq!(group.all_gather(own.clone()).unwrap(), own);
-    assert_eq!(group.all_to_all(own.clone()).unwrap(), own);
+    let input = Flat::F32(vec![1.0, 2.0]);
+    assert_eq!(group.all_reduce(input.clone()).unwrap(), input);
+    assert_eq!(group.reduce_scatter(input.clone()).unwrap(), input);
+    assert_eq!(group.all_gather(input.clone()).unwrap(), input);
+    assert_eq!(group.all_to_all(input.clone()).unwrap(), input);
     assert_eq!(group.exchange(vec![7]).unwrap(), [[7]]);
-    assert!(group.send(1, own).unwrap_err().to_string().contains("no rank 1"));
+    assert!(group.send(1, input).unwrap_err().to_string().contains("no rank 1"));
 }
 
 #[test]
@@ -147,22 +146,22 @@ fn bytes_are_not_summed() {
 
 #[test]
 fn groups_of_a_split_are_ordered_by_key_and_do_not_disturb_each_other() {
-    let found = ranks(4, |world| {
+    let results = ranks(4, |world| {
         // rows {0, 1} and {2, 3}; columns {0, 2} and {1, 3}, the higher rank first
         let row = world.split(world.rank() / 2, 0).unwrap();
         let column = world.split(world.rank() % 2, 4 - world.rank()).unwrap();
-        let own = || Flat::F64(vec![world.rank() as f64]);
-        let (a, b) = (row.all_gather(own()).unwrap(), column.all_gather(own()).unwrap());
-        let nested = row.split(0, 0).unwrap().all_reduce(own()).unwrap();
-        (a, b, nested, world.all_reduce(own()).unwrap())
+        let input = || Flat::F64(vec![world.rank() as f64]);
+        let (a, b) = (row.all_gather(input()).unwrap(), column.all_gather(input()).unwrap());
+        let nested = row.split(0, 0).unwrap().all_reduce(input()).unwrap();
+        (a, b, nested, world.all_reduce(input()).unwrap())
     });
     let flat = |values: &[f64]| Flat::F64(values.to_vec());
-    for (rank, (row, column, nested, all)) in found.into_iter().enumerate() {
+    for (rank, (row, column, nested, sum)) in results.into_iter().enumerate() {
         let low = (rank / 2 * 2) as f64;
         assert_eq!(row, flat(&[low, low + 1.0]));
         assert_eq!(column, flat(&[(rank % 2 + 2) as f64, (rank % 2) as f64]));
         assert_eq!(nested, flat(&[2.0 * low + 1.0]));
-        assert_eq!(all, flat(&[6.0]));
+        assert_eq!(sum, flat(&[6.0]));
     }
 }
 
@@ -196,10 +195,10 @@ fn mismatched(work: impl Fn(&dyn Collective) -> Result<()> + Sync, words: &[&str
 fn another_operation_on_one_rank_is_an_error_that_names_both() {
     mismatched(
         |group| {
-            let own = Flat::F32(vec![1.0; 5]);
+            let input = Flat::F32(vec![1.0; 5]);
             match group.rank() {
-                1 => group.all_gather(own).map(drop),
-                _ => group.all_reduce(own).map(drop),
+                1 => group.all_gather(input).map(drop),
+                _ => group.all_reduce(input).map(drop),
             }
         },
         &["rank 0 is in all_reduce of 5 f32", "rank 1 in all_gather of 5 f32"],

@@ -23,7 +23,7 @@ pub enum Error {
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The model, its weights or its tokenizer.
@@ -34,7 +34,7 @@ pub enum Error {
     Row {
         /// The row.
         place: String,
-        /// What is wrong with it.
+        /// The error.
         error: firebrick_models::Error,
     },
     /// The device.
@@ -49,7 +49,7 @@ pub enum Error {
     /// The learning-rate schedule.
     #[error("optim.lr_scheduler: {0}")]
     LrScheduler(LrSchedulerError),
-    /// A completion could not be judged.
+    /// A completion could not be scored.
     #[error(
         "reward failed at step {step}, draw {prompt_index}{}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}",
         in_brackets(*row)
@@ -67,9 +67,9 @@ pub enum Error {
         prompt: String,
         /// The completion's text.
         completion: String,
-        /// Why it cannot be judged.
+        /// Why it cannot be scored.
         reason: String,
-        /// Whether the user's code raised an exception or returned an invalid reward.
+        /// True if the user's code raised an exception or returned an invalid reward.
         users: bool,
     },
     /// An environment raised an exception or returned an invalid value.
@@ -88,7 +88,7 @@ pub enum Error {
         sample: usize,
         /// The prompt's text.
         prompt: String,
-        /// What it raised or returned, and where.
+        /// The exception or invalid value, and its place.
         reason: String,
     },
     /// A sequence is longer than the token budget.
@@ -180,7 +180,7 @@ pub enum Error {
         phase: &'static str,
         /// Training step.
         step: u64,
-        /// What the device or backend said.
+        /// The device's or backend's message.
         detail: String,
     },
     /// The device is lost: every later call on it fails, until a new process opens it.
@@ -193,7 +193,7 @@ pub enum Error {
         phase: &'static str,
         /// Training step.
         step: u64,
-        /// What the device or backend said.
+        /// The device's or backend's message.
         detail: String,
     },
     /// Ranks of a run that are not alike, or not as many as the configuration says.
@@ -201,10 +201,10 @@ pub enum Error {
     Ranks(String),
     /// A failure of rank 0 that all ranks report.
     #[error("{message}")]
-    OfMain {
+    MainRank {
         /// Its message.
         message: String,
-        /// Whether the user can fix it.
+        /// True if the user can fix it.
         users: bool,
     },
 }
@@ -214,10 +214,10 @@ fn in_brackets(row: Option<(Split, u64)>) -> String {
     row.map(|(split, at)| format!(" ({} row {at})", split.name())).unwrap_or_default()
 }
 
-/// What the run was doing when memory ran out.
+/// State of the run when memory ran out.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
-    /// What was refused, and by whom.
+    /// The refused allocation.
     pub cause: Refused,
     /// Name of the phase; empty until the phase's end adds it.
     pub phase: &'static str,
@@ -231,20 +231,17 @@ pub struct OutOfMemory {
 
 impl OutOfMemory {
     /// Memory ran out, so far without what the run was doing.
-    #[must_use]
     pub fn new(cause: Refused) -> Self {
         Self { cause, phase: "", step: 0, ranked: Vec::new(), advice: String::new() }
     }
 
     /// Bytes that were in use, where they were counted: with a limit.
-    #[must_use]
     pub fn in_use_bytes(&self) -> Option<u64> {
         let limited = matches!(self.cause.kind, MemoryErrorKind::Limit { .. });
         self.cause.bytes.filter(|_| limited)
     }
 
     /// Bytes that were allowed, where a limit was set.
-    #[must_use]
     pub fn limit_bytes(&self) -> Option<u64> {
         match self.cause.kind {
             MemoryErrorKind::Limit { allowed } => Some(allowed),
@@ -273,7 +270,7 @@ impl std::fmt::Display for OutOfMemory {
 }
 
 impl From<firebrick_plan::Error> for Error {
-    /// A wrong setting is an error of the configuration, whoever found it.
+    /// A wrong setting is an error of the configuration.
     fn from(e: firebrick_plan::Error) -> Self {
         match e {
             firebrick_plan::Error::Config(detail) => Self::Config(detail),
@@ -299,7 +296,6 @@ impl Error {
     }
 
     /// Memory that ran out, where this error says so.
-    #[must_use]
     pub fn out_of_memory(&self) -> Option<Refused> {
         match self {
             Self::OutOfMemory(what) => Some(what.cause.clone()),
@@ -311,8 +307,7 @@ impl Error {
         }
     }
 
-    /// Whether the user can fix the cause: a setting, a file, their code. `false` for a run that failed.
-    #[must_use]
+    /// True if the user can fix the cause: a setting, a file, their code. `false` for a run that failed.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Config(_)
@@ -329,7 +324,7 @@ impl Error {
             | Self::Ranks(_)
             | Self::Environment { .. }
             | Self::Resume { .. } => true,
-            Self::Reward { users, .. } | Self::OfMain { users, .. } => *users,
+            Self::Reward { users, .. } | Self::MainRank { users, .. } => *users,
             Self::Device(e) => e.is_user_error(),
             Self::Model(e) | Self::Row { error: e, .. } => e.is_user_error(),
             Self::NonFinite { .. }
@@ -368,8 +363,7 @@ pub fn device_error(doing: &'static str, e: &(impl std::error::Error + 'static))
 }
 
 impl Error {
-    /// The same where a model is read or written, whose errors are the models'.
-    #[must_use]
+    /// Converts it to an error of models, for code that reads or writes one.
     pub fn into_model(self) -> firebrick_models::Error {
         match self {
             Self::Model(e) => e,

@@ -5,8 +5,8 @@ use crate::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The bytes of a value. Types that leave out fields, and JSON values, have no form of their own here: a field of such a
-/// type is [`json`].
+/// The bytes of a value. Types that leave out fields, and JSON values, have no form of their own here: a field of such
+/// a type is [`json`].
 ///
 /// # Errors
 /// `Error::Ranks` for a value without a form.
@@ -40,7 +40,7 @@ pub mod json {
     /// Writes it.
     ///
     /// # Errors
-    /// Where the value has no form in JSON.
+    /// If the value has no form in JSON.
     pub fn serialize<T: Serialize, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
         serde_json::to_string(value).map_err(S::Error::custom)?.serialize(to)
     }
@@ -48,7 +48,7 @@ pub mod json {
     /// Reads it.
     ///
     /// # Errors
-    /// Where the text is not one of the type.
+    /// If the text is not one of the type.
     pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
         serde_json::from_str(&String::deserialize(from)?).map_err(D::Error::custom)
     }
@@ -67,10 +67,13 @@ mod tests {
         let routes = Routes::from_rows(&[&[0, 7], &[Routes::UNKNOWN, 1]]);
         let sent: Sent = (Some(f64::NAN), None, "größer".into(), vec![7, u32::MAX], floats.into(), vec![0.1], routes);
         let bytes = encode(&sent).unwrap();
-        let found: Sent = decode(&bytes).unwrap();
-        assert_eq!(found.0.map(f64::to_bits), Some(f64::NAN.to_bits()));
-        assert_eq!((found.1, &found.2, &found.3, &found.5, &found.6), (None, &sent.2, &sent.3, &sent.5, &sent.6));
-        assert_eq!(bits(&found.4), bits(&floats));
+        let received: Sent = decode(&bytes).unwrap();
+        assert_eq!(received.0.map(f64::to_bits), Some(f64::NAN.to_bits()));
+        assert_eq!(
+            (received.1, &received.2, &received.3, &received.5, &received.6),
+            (None, &sent.2, &sent.3, &sent.5, &sent.6)
+        );
+        assert_eq!(bits(&received.4), bits(&floats));
         for len in 0..bytes.len() {
             let short = decode::<Sent>(&bytes[..len]).unwrap_err().to_string();
             assert!(short.contains("same build"), "{short}");

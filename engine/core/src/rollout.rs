@@ -23,26 +23,25 @@ pub struct Rerouted {
 impl Rerouted {
     /// Compares the routes that two passes have of the same tokens, of which each goes through `per_token` experts a
     /// layer. A token that one of the two does not know is left out.
-    #[must_use]
     pub fn between(a: &Routes, b: &Routes, per_token: &[usize]) -> Self {
-        let mut found = Self::default();
+        let mut rerouted = Self::default();
         for row in 0..a.rows().min(b.rows()) {
             let (mut a, mut b) = (a.row(row), b.row(row));
             for &count in per_token {
-                let [own, other] = [&mut a, &mut b].map(|row| {
-                    let (own, rest) = row.split_at(count);
+                let [first, second] = [&mut a, &mut b].map(|row| {
+                    let (experts, rest) = row.split_at(count);
                     *row = rest;
-                    let mut own = own.to_vec();
-                    own.sort_unstable();
-                    own
+                    let mut experts = experts.to_vec();
+                    experts.sort_unstable();
+                    experts
                 });
-                if !own.contains(&Routes::UNKNOWN) && !other.contains(&Routes::UNKNOWN) {
-                    found.tokens += 1;
-                    found.others += usize::from(own != other);
+                if !first.contains(&Routes::UNKNOWN) && !second.contains(&Routes::UNKNOWN) {
+                    rerouted.tokens += 1;
+                    rerouted.others += usize::from(first != second);
                 }
             }
         }
-        found
+        rerouted
     }
 }
 
@@ -66,29 +65,29 @@ pub struct Rollout {
     pub turns: Vec<Message>,
     /// Completion's text, without special tokens.
     pub text: String,
-    /// What is known of its completion tokens, in order.
+    /// Columns of its completion tokens, in order.
     pub columns: TokenColumns<Vec<f64>>,
     /// Why it ended.
     pub finish: FinishReason,
     /// The experts that prompt and completion went through as it was sampled; `None` in models without experts.
     #[serde(with = "firebrick_models::shared")]
     pub routes: Option<Arc<Routes>>,
-    /// How many choices of experts were others when its old log-probs were computed, where that was looked at.
+    /// Changed expert choices when its old log-probs were computed, if that was checked.
     pub rerouted: Option<Rerouted>,
     /// Training step whose weights sampled it.
     pub policy_version: u64,
-    /// What it was worth; none where no reward applies to it. It is then in no statistic and not trained on.
+    /// Its reward; `None` if no reward applies. It is then in no statistic and not trained on.
     pub reward: Option<f64>,
     /// The reward's parts by name, before weighting; NaN where one does not apply.
     pub reward_parts: Vec<(String, f64)>,
     /// Weights of the parts in the reward.
     pub reward_weights: Vec<f64>,
-    /// What rewards reported beside their numbers, as `name/key`.
+    /// Extra values that rewards reported, as `name/key`.
     #[serde(with = "json")]
     pub reward_extra: Map<String, Value>,
     /// Why a reward is missing that could not be computed: its group is not trained on.
     pub reward_error: Option<String>,
-    /// What rules read in it, beside what they compared it with.
+    /// Answers that rules parsed from it, and the ground truth that they compared.
     #[serde(with = "json")]
     pub readings: Vec<Reading>,
     /// Reward of the greedy completion of its prompt, where the objective compares with it.
@@ -101,32 +100,27 @@ pub struct Rollout {
 }
 
 impl Rollout {
-    /// Whether a reward of it could not be computed.
-    #[must_use]
+    /// True if a reward of it could not be computed.
     pub fn is_lost(&self) -> bool {
         self.reward_error.is_some()
     }
 
     /// Log-probs under the policy that the update starts from: the trainer's, or else the sampler's.
-    #[must_use]
     pub fn old_logp(&self) -> &[f64] {
         self.columns.old_logp.as_deref().unwrap_or_else(|| self.full_logp())
     }
 
     /// Log-probs under the sampler's full distribution, which the trainer's are compared with.
-    #[must_use]
     pub fn full_logp(&self) -> &[f64] {
         self.columns.full_logp.as_deref().unwrap_or_default()
     }
 
     /// Log-probs under the distribution that the tokens were drawn from, after truncation.
-    #[must_use]
     pub fn sampler_logp(&self) -> &[f64] {
         self.columns.sampler_logp.as_deref().unwrap_or_default()
     }
 
     /// Which completion tokens the policy sampled.
-    #[must_use]
     pub fn sampled(&self) -> Vec<bool> {
         let mut sampled = vec![true; self.completion.len()];
         for range in &self.inserted {
@@ -151,58 +145,49 @@ impl Rollout {
         self.penalized_reward = 0.0;
     }
 
-    /// Whether any of its tokens is scored.
-    #[must_use]
+    /// True if any of its tokens is scored.
     pub fn is_scored(&self) -> bool {
         self.mask.contains(&true)
     }
 
     /// Turns of the policy.
-    #[must_use]
     pub fn num_turns(&self) -> usize {
         self.inserted.len() + 1
     }
 
     /// Mean advantage of the tokens that it sampled; 0 where it has none.
-    #[must_use]
     pub fn mean_advantage(&self) -> f64 {
-        let advantages = self.columns.advantage.as_deref().unwrap_or_default();
-        let own = advantages.iter().zip(self.sampled());
-        let (count, sum) = own.filter(|(_, sampled)| *sampled).fold((0, 0.0), |(n, sum), (a, _)| (n + 1, sum + a));
+        let pairs = self.columns.advantage.as_deref().unwrap_or_default().iter().zip(self.sampled());
+        let (count, sum) = pairs.filter(|(_, sampled)| *sampled).fold((0, 0.0), |(n, sum), (a, _)| (n + 1, sum + a));
         sum / f64::from(count.max(1))
     }
 
     /// Numbers of the scored tokens as a column of all completion tokens, `fill` for those that are not scored.
-    #[must_use]
     pub fn unscored(&self, scored: Vec<f64>, fill: f64) -> Vec<f64> {
         let mut scored = scored.into_iter();
-        let own = |&kept: &bool| kept.then(|| scored.next()).flatten().unwrap_or(fill);
-        self.mask.iter().map(own).collect()
+        let value = |&kept: &bool| kept.then(|| scored.next()).flatten().unwrap_or(fill);
+        self.mask.iter().map(value).collect()
     }
 
     /// Those of the completion tokens' values that belong to scored tokens.
-    #[must_use]
     pub fn scored<T: Copy>(&self, values: &[T]) -> Vec<T> {
-        let pairs = values.iter().zip(&self.mask);
-        pairs.filter(|(_, m)| **m).map(|(v, _)| *v).collect()
+        values.iter().zip(&self.mask).filter(|(_, m)| **m).map(|(v, _)| *v).collect()
     }
 }
 
 /// The share of completions that were cut at the length limit, where that is most of them and none of those earned
 /// anything: answers that cannot be finished cannot be rewarded, so nothing is learnt.
-#[must_use]
-pub fn share_cut_for_nothing(rollouts: &[Rollout]) -> Option<f64> {
+pub fn unrewarded_truncated_share(rollouts: &[Rollout]) -> Option<f64> {
     let cut = rollouts.iter().filter(|r| r.finish == FinishReason::Length);
     let (count, best) = cut.fold((0usize, 0.0f64), |(n, best), r| (n + 1, best.max(r.reward.unwrap_or(0.0))));
     (2 * count > rollouts.len() && best <= 0.0).then(|| count as f64 / rollouts.len() as f64)
 }
 
-/// Of some ids the one that the policy wrote in most of the completions that were cut at the length limit, and the share
-/// of these; none where it is in half of them at most.
-#[must_use]
-pub fn most_common_in_cut(rollouts: &[Rollout], ids: &[u32]) -> Option<(u32, f64)> {
+/// Of some ids the one that the policy wrote in most of the completions that were cut at the length limit, and the
+/// share of these; none where it is in half of them at most.
+pub fn most_common_in_truncated(rollouts: &[Rollout], ids: &[u32]) -> Option<(u32, f64)> {
     let cut: Vec<&Rollout> = rollouts.iter().filter(|r| r.finish == FinishReason::Length).collect();
-    let wrote = |r: &Rollout, id| r.completion.iter().zip(r.sampled()).any(|(&token, own)| own && token == id);
+    let wrote = |r: &Rollout, id| r.completion.iter().zip(r.sampled()).any(|(&token, sampled)| sampled && token == id);
     let counted = ids.iter().map(|&id| (cut.iter().filter(|r| wrote(r, id)).count(), id));
     // the first of the ids where several are as common
     let (count, id) = counted.max_by_key(|&(count, id)| (count, std::cmp::Reverse(id)))?;
@@ -231,17 +216,17 @@ pub struct SampleRecord<'a> {
     pub num_turns: Option<usize>,
     /// Ground truth.
     pub answer: &'a str,
-    /// Reward; null where none applies.
+    /// Reward; null if none applies.
     pub reward: Option<f64>,
     /// Its parts.
     pub reward_parts: &'a [(String, f64)],
-    /// What they reported beside.
+    /// Extra values of rewards.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub reward_extra: &'a Map<String, Value>,
     /// Why one is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_error: Option<&'a str>,
-    /// What rules read, beside the ground truth as they read it.
+    /// Answers that rules parsed, and the ground truth as they parsed it.
     #[serde(skip_serializing_if = "<[Reading]>::is_empty")]
     pub readings: &'a [Reading],
     /// Advantage of its tokens (their mean where they differ).
@@ -312,35 +297,35 @@ mod tests {
             mask: vec![true, false],
             ..rollout(FinishReason::Length, 0.1 + 0.2)
         };
-        let found: Rollout = message::decode(&message::encode(&sent).unwrap()).unwrap();
+        let received: Rollout = message::decode(&message::encode(&sent).unwrap()).unwrap();
         // NaN is printed like every other value
-        assert_eq!(format!("{found:?}"), format!("{sent:?}"));
+        assert_eq!(format!("{received:?}"), format!("{sent:?}"));
     }
 
     #[test]
     fn what_an_environment_wrote_is_no_part_of_the_mask_and_of_the_mean_advantage() {
-        let mut own = rollout(FinishReason::Stop, 1.0);
-        own.completion = vec![5; 6];
-        own.inserted = vec![1..3, 4..5];
-        assert_eq!(own.sampled(), [true, false, false, true, false, true]);
-        own.mask = vec![true, true, true, false, true, true];
-        own.mask_inserted();
-        assert_eq!(own.mask, [true, false, false, false, false, true]);
-        own.columns.advantage = Some(vec![1.0, 9.0, 9.0, 2.0, 9.0, 3.0]);
-        assert!((own.mean_advantage() - 2.0).abs() < 1e-12);
-        assert_eq!(own.num_turns(), 3);
+        let mut rollout = rollout(FinishReason::Stop, 1.0);
+        rollout.completion = vec![5; 6];
+        rollout.inserted = vec![1..3, 4..5];
+        assert_eq!(rollout.sampled(), [true, false, false, true, false, true]);
+        rollout.mask = vec![true, true, true, false, true, true];
+        rollout.mask_inserted();
+        assert_eq!(rollout.mask, [true, false, false, false, false, true]);
+        rollout.columns.advantage = Some(vec![1.0, 9.0, 9.0, 2.0, 9.0, 3.0]);
+        assert!((rollout.mean_advantage() - 2.0).abs() < 1e-12);
+        assert_eq!(rollout.num_turns(), 3);
         // an objective that has not made a mask yet
-        own.mask.clear();
-        own.mask_inserted();
-        assert!(own.mask.is_empty());
+        rollout.mask.clear();
+        rollout.mask_inserted();
+        assert!(rollout.mask.is_empty());
     }
 
     #[test]
     fn completions_are_cut_for_nothing_where_most_are_cut_and_none_of_those_is_rewarded() {
         let (cut, ended) = (FinishReason::Length, FinishReason::Stop);
-        let share = |all: &[(FinishReason, f64)]| {
-            let all: Vec<Rollout> = all.iter().map(|&(f, r)| rollout(f, r)).collect();
-            share_cut_for_nothing(&all)
+        let share = |outcomes: &[(FinishReason, f64)]| {
+            let rollouts: Vec<Rollout> = outcomes.iter().map(|&(f, r)| rollout(f, r)).collect();
+            unrewarded_truncated_share(&rollouts)
         };
         assert_eq!(share(&[(cut, 0.0), (cut, -1.0), (cut, 0.0), (ended, 1.0)]), Some(0.75));
         // half of them, one that earned something, none at all
@@ -351,18 +336,29 @@ mod tests {
 
     #[test]
     fn an_end_that_most_truncated_completions_contain_is_found() {
-        let own = |finish, completion: &[u32], inserted: &[Range<usize>]| Rollout {
+        let rollout_with = |finish, completion: &[u32], inserted: &[Range<usize>]| Rollout {
             completion: completion.to_vec(),
             inserted: inserted.to_vec(),
             ..rollout(finish, 0.0)
         };
         let (cut, ended) = (FinishReason::Length, FinishReason::Stop);
-        let all = [own(cut, &[5, 9, 6], &[]), own(cut, &[9, 7], &[]), own(cut, &[8], &[]), own(ended, &[8], &[])];
-        assert_eq!(most_common_in_cut(&all, &[7, 8, 9]).map(|(id, share)| (id, (share * 3.0).round())), Some((9, 2.0)));
+        let rollouts = [
+            rollout_with(cut, &[5, 9, 6], &[]),
+            rollout_with(cut, &[9, 7], &[]),
+            rollout_with(cut, &[8], &[]),
+            rollout_with(ended, &[8], &[]),
+        ];
+        assert_eq!(
+            most_common_in_truncated(&rollouts, &[7, 8, 9]).map(|(id, share)| (id, (share * 3.0).round())),
+            Some((9, 2.0))
+        );
         // half of them, and what an environment wrote
-        assert_eq!(most_common_in_cut(&all[1..3], &[7, 8, 9]), None);
+        assert_eq!(most_common_in_truncated(&rollouts[1..3], &[7, 8, 9]), None);
         let inserted = 0..2;
-        assert_eq!(most_common_in_cut(&[own(cut, &[9, 9, 5], std::slice::from_ref(&inserted))], &[9]), None);
-        assert_eq!(most_common_in_cut(&all, &[]), None);
+        assert_eq!(
+            most_common_in_truncated(&[rollout_with(cut, &[9, 9, 5], std::slice::from_ref(&inserted))], &[9]),
+            None
+        );
+        assert_eq!(most_common_in_truncated(&rollouts, &[]), None);
     }
 }

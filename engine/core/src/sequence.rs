@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// computed and used.
 macro_rules! token_columns {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// What is known of tokens, a column each: absent where nobody computed it. A rollout and a [`Sequence`] have
-        /// columns of numbers, a micro-batch has them as tensors `[tokens]` without a graph.
+        /// Values of tokens by column: `None` if not computed. A rollout and a [`Sequence`] have columns of numbers, a
+        /// micro-batch has them as tensors `[tokens]` without a graph.
         #[derive(Clone, Debug, Deserialize, Serialize)]
         pub struct TokenColumns<C> {
             $($(#[$doc])* pub $name: Option<C>,)+
@@ -24,7 +24,6 @@ macro_rules! token_columns {
 
         impl<C> TokenColumns<C> {
             /// Every column that is there, converted.
-            #[must_use]
             pub fn map<D>(&self, convert: impl Fn(&C) -> D) -> TokenColumns<D> {
                 TokenColumns { $($name: self.$name.as_ref().map(&convert),)+ }
             }
@@ -36,7 +35,6 @@ macro_rules! token_columns {
             ///
             /// # Panics
             /// If a sequence lacks a column that another one has.
-            #[must_use]
             pub fn concat(parts: &[&Self], counts: &[usize]) -> Self {
                 Self { $($name: concat(stringify!($name), parts.iter().map(|part| &part.$name), counts),)+ }
             }
@@ -86,7 +84,7 @@ fn concat<'c>(
     counts: &[usize],
 ) -> Option<Vec<f64>> {
     parts.clone().any(Option::is_some).then(|| {
-        let own = |(part, &count): (&'c Option<Vec<f64>>, &usize)| {
+        let values_of = |(part, &count): (&'c Option<Vec<f64>>, &usize)| {
             let values = part.as_deref().unwrap_or_default();
             assert!(
                 values.len() == count,
@@ -96,7 +94,7 @@ fn concat<'c>(
             );
             values
         };
-        parts.zip(counts).flat_map(own).copied().collect()
+        parts.zip(counts).flat_map(values_of).copied().collect()
     })
 }
 
@@ -104,15 +102,11 @@ impl TokenColumns<Vec<f64>> {
     /// The columns of the tokens that a mask keeps.
     #[must_use]
     pub fn select(&self, mask: &[bool]) -> Self {
-        self.map(|column| {
-            let pairs = column.iter().zip(mask);
-            pairs.filter(|(_, kept)| **kept).map(|(v, _)| *v).collect()
-        })
+        self.map(|column| column.iter().zip(mask).filter(|(_, kept)| **kept).map(|(v, _)| *v).collect())
     }
 }
 
 /// Numbers of the scoring passes as a column.
-#[must_use]
 pub fn column(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| f64::from(v)).collect()
 }
@@ -125,7 +119,7 @@ pub struct Sequence {
     /// Positions whose next token is scored, ascending. The last position has no next token; it is scored for its
     /// entropy alone.
     pub positions: Vec<usize>,
-    /// What is known of the scored tokens, in the order of their positions.
+    /// Columns of the scored tokens, in the order of their positions.
     pub columns: TokenColumns<Vec<f64>>,
     /// Which sample it is.
     pub id: SampleId,
@@ -133,7 +127,7 @@ pub struct Sequence {
     pub routes: Option<Arc<Routes>>,
 }
 
-/// Which sample a sequence is, whatever batch it stands in.
+/// Identity of a sequence's sample, the same in every batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SampleId {
     /// Index of its prompt among the run's draws.
@@ -144,14 +138,12 @@ pub struct SampleId {
 
 impl Sequence {
     /// A sequence whose completion is scored and nothing known of it yet.
-    #[must_use]
     pub fn completion(prompt: &[u32], completion: &[u32]) -> Self {
         let scored: Range<usize> = prompt.len() - 1..prompt.len() - 1 + completion.len();
         Self { tokens: [prompt, completion].concat(), positions: scored.collect(), ..Self::default() }
     }
 
     /// The token that a position predicts; 0 behind the last one.
-    #[must_use]
     pub fn target(&self, position: usize) -> u32 {
         self.tokens.get(position + 1).copied().unwrap_or(0)
     }
@@ -172,17 +164,17 @@ mod tests {
     #[test]
     fn columns_of_sequences_stand_one_behind_the_other() {
         let (a, b) = (columns(&[1.0, 2.0], Some(&[0.5, -0.5])), columns(&[3.0], Some(&[0.0])));
-        let both = TokenColumns::concat(&[&a, &b], &[2, 1]);
-        assert_eq!(both.weight, Some(vec![1.0, 2.0, 3.0]));
-        assert_eq!(both.advantage, Some(vec![0.5, -0.5, 0.0]));
-        assert_eq!(both.ref_logp, None);
+        let joined = TokenColumns::concat(&[&a, &b], &[2, 1]);
+        assert_eq!(joined.weight, Some(vec![1.0, 2.0, 3.0]));
+        assert_eq!(joined.advantage, Some(vec![0.5, -0.5, 0.0]));
+        assert_eq!(joined.ref_logp, None);
     }
 
     #[test]
     fn a_sequence_without_scored_tokens_needs_no_columns() {
         let (a, none) = (columns(&[1.0], None), TokenColumns::default());
-        let both = TokenColumns::concat(&[&none, &a], &[0, 1]);
-        assert_eq!(both.weight, Some(vec![1.0]));
+        let joined = TokenColumns::concat(&[&none, &a], &[0, 1]);
+        assert_eq!(joined.weight, Some(vec![1.0]));
     }
 
     #[test]

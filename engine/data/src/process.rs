@@ -1,5 +1,5 @@
-//! A process that lines are exchanged with, under a deadline that is kept on this side: whatever it does, or does not,
-//! it can be ended. It leads a process group of its own, so that what it has started ends with it.
+//! A process that exchanges lines under a deadline. It can always be ended: it leads its own process group, so
+//! that its children end with it.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,46 +14,45 @@ use std::time::{Duration, Instant};
 
 /// Longest line that is read, in bytes.
 const LONGEST_LINE: u64 = 64 << 20;
-/// Lines that wait to be looked at; a process that writes more waits.
-const LINES: usize = 256;
-/// Bytes that are kept of the end of what a process writes to stderr.
-const KEPT: usize = 8 << 10;
-/// Time between two looks at whether the work is still wanted.
-const POLL: Duration = Duration::from_millis(50);
-/// Time for an ended process to be seen as ended, and for the last of its stderr to arrive.
-const AFTERMATH: Duration = Duration::from_millis(500);
+/// Buffered lines; a process that writes more waits.
+const MAX_LINES: usize = 256;
+/// Kept bytes of the end of stderr.
+const STDERR_BYTES: usize = 8 << 10;
+/// Interval of checks whether the work is still wanted.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for an ended process to be reaped, and for the rest of its stderr to arrive.
+const REAP_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time for a Python file and all that it imports to load.
-const LOADING: Duration = Duration::from_mins(2);
+const LOAD_TIMEOUT: Duration = Duration::from_mins(2);
 /// Time for a process to end by itself once its input has ended.
-const GRACE: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why no line came.
+/// Reason why no line came.
 #[derive(Debug)]
 pub enum Silence {
     /// The deadline has passed.
     TimedOut,
     /// The process has closed its output, which it does by ending.
     Ended,
-    /// What came is no line of text; says what it is.
+    /// The output is no line of text, as described.
     Unreadable(String),
     /// The work is not wanted any more.
     Unwanted,
 }
 
-/// What programs in Python that talk to this one have in common; what answers requests comes behind it, and a call of
-/// `serve`.
+/// Common part of Python programs that serve requests; the handlers of requests and a call of `serve` follow it.
 const PYTHON: &str = include_str!("process/serve.py");
 
-/// The first line of a Python program: what it has loaded, or why that cannot be used.
+/// The first line of a Python program: the loaded object, or why it cannot be used.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Opening<T> {
-    /// Why it cannot be used.
+    /// The reason why it cannot be used.
     Refused {
-        /// For the user.
+        /// The reason, for the user.
         refused: String,
     },
-    /// What it is.
+    /// The loaded object.
     Ready(T),
 }
 
@@ -61,7 +60,7 @@ pub enum Opening<T> {
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    /// To the thread that writes, so that a process that does not read holds nobody up; none once input has ended.
+    /// To the writing thread, so that a process that does not read blocks nobody; `None` after the end of input.
     requests: Option<Sender<String>>,
     lines: Receiver<Result<String, String>>,
     errors: Arc<Mutex<VecDeque<u8>>>,
@@ -71,7 +70,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process. `name` is what it is to the run, for what it prints.
+    /// Starts a process. `name` labels its output in the log.
     ///
     /// # Errors
     /// The system's, if the program cannot be started.
@@ -84,23 +83,23 @@ impl Process {
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
         let (requests, written) = channel::<String>();
         thread::spawn(move || write(stdin, &written));
-        let (line, lines) = sync_channel(LINES);
+        let (line, lines) = sync_channel(MAX_LINES);
         thread::spawn(move || read(stdout, &line));
         let errors = Arc::new(Mutex::new(VecDeque::new()));
         let (end, errors_end) = channel();
         let (kept, name) = (Arc::clone(&errors), name.to_owned());
         thread::spawn(move || {
-            keep(stderr, &kept, &name);
+            keep_stderr(stderr, &kept, &name);
             drop(end);
         });
         Ok(Self { child, requests: Some(requests), lines, errors, errors_end, reaped: false })
     }
 
-    /// Starts a Python program: the code that serves requests, then `script`, which is told by `opening` what to load of
-    /// a user's file. Gives the line that it answers within a call's `timeout` in seconds, but at least two minutes.
+    /// Starts a Python program: the code that serves requests, then `script`, which `opening` tells what to load from
+    /// a user's file. Returns the answer, which must come within `timeout` seconds, but at least two minutes.
     ///
     /// # Errors
-    /// That the file is missing, the interpreter cannot be started, with the setting that names it, or no line came.
+    /// A message if the file is missing, the interpreter cannot be started, or no line came.
     pub fn python(
         interpreter: &str,
         script: &str,
@@ -117,7 +116,7 @@ impl Process {
         let process = Self::start(&mut command, name)
             .map_err(|e| format!("cannot run `{interpreter}`: {e}; set `python` to a Python interpreter"))?;
         process.send(format!("{opening}\n"));
-        let time = LOADING.max(Duration::from_secs_f64(timeout));
+        let time = LOAD_TIMEOUT.max(Duration::from_secs_f64(timeout));
         match process.line(Instant::now() + time, wanted) {
             Ok(line) => Ok((process, line)),
             Err(silence) => Err(failure(process, &silence, time)),
@@ -128,19 +127,19 @@ impl Process {
     pub fn send(&self, lines: String) {
         self.errors().clear();
         if let Some(requests) = &self.requests {
-            // a thread that is gone has found the pipe closed, which reading will show
+            // a missing thread has found the pipe closed, which reading will show
             let _ = requests.send(lines);
         }
     }
 
-    /// The next line, which has to come until `deadline` and while `wanted`.
+    /// The next line, which must come before `deadline` and while `wanted` returns true.
     ///
     /// # Errors
-    /// Why no line came.
+    /// [`Silence`] if no line came.
     pub fn line(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Result<String, Silence> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left.min(POLL)) {
+            match self.lines.recv_timeout(left.min(POLL_INTERVAL)) {
                 Ok(line) => return line.map_err(Silence::Unreadable),
                 Err(RecvTimeoutError::Disconnected) => return Err(Silence::Ended),
                 Err(RecvTimeoutError::Timeout) if !wanted() => return Err(Silence::Unwanted),
@@ -150,25 +149,23 @@ impl Process {
         }
     }
 
-    /// Ends the process, which has gone silent, and all that it has started. Gives how it ended by itself, if it did,
-    /// and the end of what it wrote to stderr.
-    #[must_use]
+    /// Kills a silent process and its children. Returns its exit status if it ended by itself,
+    /// and the end of its stderr.
     pub fn kill(mut self, silence: &Silence) -> (Option<ExitStatus>, String) {
-        // one that has closed its output is about to end; how, is worth waiting for
+        // a process that has closed its output is about to end: wait for its status
         let time = match silence {
-            Silence::Ended => AFTERMATH,
+            Silence::Ended => REAP_TIMEOUT,
             _ => Duration::ZERO,
         };
         let status = self.ended_within(time);
         self.end();
-        // what a process of another group still holds open is not waited for
-        let _ = self.errors_end.recv_timeout(AFTERMATH);
+        // do not wait for a pipe that another group's process holds open
+        let _ = self.errors_end.recv_timeout(REAP_TIMEOUT);
         let text = Vec::from(std::mem::take(&mut *self.errors()));
         (status, String::from_utf8_lossy(&text).trim().to_owned())
     }
 
-    /// What the process has written to stderr since the last request.
-    #[must_use]
+    /// Text of stderr since the last request.
     pub fn stderr(&self) -> String {
         let text: Vec<u8> = self.errors().iter().copied().collect();
         String::from_utf8_lossy(&text).trim().to_owned()
@@ -178,7 +175,7 @@ impl Process {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the process ended, if it does within a time.
+    /// Exit status of the process, if it ends in time.
     fn ended_within(&mut self, time: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + time;
         loop {
@@ -193,7 +190,7 @@ impl Process {
         }
     }
 
-    /// Kills the process group. A second time it does nothing.
+    /// Kills the process group. A second call does nothing.
     fn end(&mut self) {
         kill_group(self.child.id());
         if !self.reaped {
@@ -206,19 +203,18 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Ends its input, upon which it should end; kills what is left then.
+    /// Ends its input, upon which it should end; then kills the rest.
     fn drop(&mut self) {
         if self.reaped {
             return;
         }
         self.requests = None;
-        self.ended_within(GRACE);
+        self.ended_within(SHUTDOWN_TIMEOUT);
         self.end();
     }
 }
 
-/// What went wrong with a process, which is ended.
-#[must_use]
+/// Kills a failed process and describes the failure.
 pub fn failure(process: Process, silence: &Silence, time: Duration) -> String {
     let (status, stderr) = process.kill(silence);
     let reason = match (silence, status) {
@@ -231,8 +227,7 @@ pub fn failure(process: Process, silence: &Silence, time: Duration) -> String {
     with_stderr(reason, &stderr)
 }
 
-/// A reason with what was written to stderr.
-#[must_use]
+/// A reason with the text of stderr.
 pub fn with_stderr(reason: String, stderr: &str) -> String {
     match stderr {
         "" => reason,
@@ -260,7 +255,7 @@ fn write(mut stdin: impl Write, requests: &Receiver<String>) {
     }
 }
 
-/// Hands lines on until there are no more, or nobody wants them.
+/// Passes lines on until they end, or nobody wants them.
 fn read(stdout: impl Read, lines: &SyncSender<Result<String, String>>) {
     let mut stdout = BufReader::new(stdout);
     loop {
@@ -280,20 +275,20 @@ fn read(stdout: impl Read, lines: &SyncSender<Result<String, String>>) {
     }
 }
 
-/// Keeps the end of what comes, and shows all of it to who listens.
-fn keep(stderr: impl Read, kept: &Mutex<VecDeque<u8>>, name: &str) {
+/// Keeps the end of stderr, and logs all of it.
+fn keep_stderr(stderr: impl Read, kept: &Mutex<VecDeque<u8>>, name: &str) {
     let mut stderr = BufReader::new(stderr);
     let mut line = Vec::new();
     loop {
         line.clear();
-        match (&mut stderr).take(KEPT as u64).read_until(b'\n', &mut line) {
+        match (&mut stderr).take(STDERR_BYTES as u64).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
         tracing::debug!("{name}: {}", String::from_utf8_lossy(&line).trim_end());
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.extend(&line);
-        let excess = kept.len().saturating_sub(KEPT);
+        let excess = kept.len().saturating_sub(STDERR_BYTES);
         kept.drain(..excess);
     }
 }

@@ -20,7 +20,7 @@ enum Group {
     Back(Upload, Vec<MemoryGuard>),
 }
 
-/// What the forward pass pushes and the backward pass pops in reverse.
+/// Inputs that the forward pass pushes and the backward pass pops in reverse.
 pub(super) struct ActivationStack<'r> {
     runtime: &'r Runtime,
     accounts: Arc<Accounts>,

@@ -1,10 +1,9 @@
 //! Gradients of a whole optimizer step, summed over the ranks that computed parts of it.
 
 use super::gradient::Gradient;
-use super::gradients::Gradients;
+use super::gradients::{Gradients, gradient_dtype};
 use super::runtime::Runtime;
 use burn::tensor::{DType, Device, Tensor};
-use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::{Element, Flat};
 use firebrick_core::Result;
@@ -17,7 +16,7 @@ impl Gradients {
     /// have the same ones, to the bit. A rank that had no micro-batch contributes zeros.
     ///
     /// # Errors
-    /// Where a copy fails, or a rank has failed or is gone.
+    /// If a copy fails, or a rank has failed or is gone.
     pub fn all_reduce(&mut self, decoder: &Decoder, runtime: &Runtime) -> Result<()> {
         for unit in decoder.units() {
             self.sum_parts(decoder, unit.range.clone(), runtime)?;
@@ -28,27 +27,23 @@ impl Gradients {
         }
         self.finish()?;
         let specs: Vec<[usize; 2]> = decoder.specs().map(ParamSpec::rows_cols).collect();
-        let own: Vec<u8> = (0..specs.len()).map(|index| u8::from(self.has(index))).collect();
-        let all = world.exchange(own)?;
+        let contributed: Vec<u8> = (0..specs.len()).map(|index| u8::from(self.has(index))).collect();
+        let contributed = world.exchange(contributed)?;
         // units without gradients anywhere are frozen ones
-        let found = |index: &usize| all.iter().any(|rank| rank.get(*index) == Some(&1));
+        let has_gradient = |index: &usize| contributed.iter().any(|rank| rank.get(*index) == Some(&1));
         let device = decoder.device();
-        let dtype = match decoder.arch().precision.dtype(device) {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
-        let stays = [self.home(), world.buffers_home()] == [Home::Device; 2];
+        let dtype = gradient_dtype(decoder);
+        let stays = [self.home, world.buffers_home()] == [Home::Device; 2];
         for unit in decoder.units() {
-            let params: Vec<usize> = unit.range.clone().filter(found).collect();
+            let params: Vec<usize> = unit.range.clone().filter(has_gradient).collect();
             if params.is_empty() {
                 continue;
             }
-            let own = params.iter().map(|&i| (self.take_own(i), specs[i]));
-            let own: Vec<(Option<Gradient>, [usize; 2])> = own.collect();
+            let grads: Vec<_> = params.iter().map(|&i| (self.take_own(i), specs[i])).collect();
             let sums = if stays {
-                sum_on_device(own, (device, dtype), &world)?
+                sum_on_device(grads, (device, dtype), &world)?
             } else {
-                sum_on_host(own, Element::of(dtype), &world)?
+                sum_on_host(grads, Element::of(dtype), &world)?
             };
             for (index, sum) in params.into_iter().zip(sums) {
                 self.put(index, sum, device);
@@ -59,10 +54,10 @@ impl Gradients {
 }
 
 /// The sums of a unit's gradients of all ranks, in one message in host memory. What is absent is zeros.
-fn sum_on_host(own: Vec<(Option<Gradient>, [usize; 2])>, element: Element, world: &World) -> Result<Vec<Gradient>> {
-    let mut flat = Vec::with_capacity(own.len());
-    let mut shapes = Vec::with_capacity(own.len());
-    for (gradient, shape) in own {
+fn sum_on_host(grads: Vec<(Option<Gradient>, [usize; 2])>, element: Element, world: &World) -> Result<Vec<Gradient>> {
+    let mut flat = Vec::with_capacity(grads.len());
+    let mut shapes = Vec::with_capacity(grads.len());
+    for (gradient, shape) in grads {
         flat.push(match gradient {
             Some(gradient) => Flat::from(gradient.into_host()?),
             None => Flat::zeros(element, shape[0] * shape[1]),
@@ -75,14 +70,14 @@ fn sum_on_host(own: Vec<(Option<Gradient>, [usize; 2])>, element: Element, world
     Ok(sums.split(&lengths).zip(shapes).map(sum).collect())
 }
 
-/// The same in a message that stays on the device.
+/// Sums a unit's gradients of all ranks in a message that stays on the device.
 fn sum_on_device(
-    own: Vec<(Option<Gradient>, [usize; 2])>,
+    grads: Vec<(Option<Gradient>, [usize; 2])>,
     (device, dtype): (&Device, DType),
     world: &World,
 ) -> Result<Vec<Gradient>> {
-    let shapes: Vec<[usize; 2]> = own.iter().map(|(_, shape)| *shape).collect();
-    let values = own.into_iter().map(|(gradient, [rows, columns])| {
+    let shapes: Vec<[usize; 2]> = grads.iter().map(|(_, shape)| *shape).collect();
+    let values = grads.into_iter().map(|(gradient, [rows, columns])| {
         let len = rows * columns;
         match gradient {
             Some(gradient) => gradient.into_device(device).reshape([len]),
@@ -92,9 +87,9 @@ fn sum_on_device(
     let sum = world.all_reduce_tensor(Tensor::cat(values.collect(), 0))?;
     let mut start = 0;
     let each = shapes.into_iter().map(|[rows, columns]| {
-        let own = sum.clone().narrow(0, start, rows * columns);
+        let part = sum.clone().narrow(0, start, rows * columns);
         start += rows * columns;
-        Gradient::Device(own.reshape([rows, columns]))
+        Gradient::Device(part.reshape([rows, columns]))
     });
     Ok(each.collect())
 }

@@ -51,9 +51,9 @@ pub struct MicroBatch {
     pub targets: Tensor<1, Int>,
     /// Scored tokens of each sequence.
     pub lengths: Vec<usize>,
-    /// What the losses know of the scored tokens.
+    /// Columns of the scored tokens for the losses.
     pub inputs: TokenInputs,
-    /// What all ranks that share its sequences have of it together, where this one has a part.
+    /// The whole micro-batch of all ranks that share its sequences, if this one has a part.
     pub whole: Option<Whole>,
     /// The rows of each sequence that are here, counted from its first, and its tokens in all, which come first.
     spans: Vec<Range<usize>>,
@@ -64,14 +64,12 @@ pub struct MicroBatch {
 
 impl MicroBatch {
     /// Lays sequences out on a device. Attention takes `attention_rows` queries at a time (0: all at once).
-    #[must_use]
     pub fn new(arch: &Arch, sequences: &[&Sequence], layout: Layout, attention_rows: usize, device: &Device) -> Self {
         Self::part(arch, sequences, layout, attention_rows, Part::ALL, device)
     }
 
     /// The part of a micro-batch that one of several ranks has: as many of its rows as every rank, in their order. The
     /// last rows are padding where their number is no multiple of the ranks.
-    #[must_use]
     pub fn part(
         arch: &Arch,
         sequences: &[&Sequence],
@@ -80,13 +78,13 @@ impl MicroBatch {
         part: Part,
         device: &Device,
     ) -> Self {
-        let own: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
-        let all = match layout {
-            Layout::Packed => SequenceLayout::packed(&own, grouping(attention_rows, device), device),
-            Layout::Padded => SequenceLayout::padded(own.len(), own.iter().copied().max().unwrap_or(0)),
+        let tokens: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
+        let whole = match layout {
+            Layout::Packed => SequenceLayout::packed(&tokens, grouping(attention_rows, device), device),
+            Layout::Padded => SequenceLayout::padded(tokens.len(), tokens.iter().copied().max().unwrap_or(0)),
         };
-        let strides = all.lengths().to_vec();
-        let here = part.rows(all.tokens());
+        let strides = whole.lengths().to_vec();
+        let here = part.rows(whole.tokens());
         let mut ids = vec![0_i32; here.len()];
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
         let mut lengths = Vec::with_capacity(sequences.len());
@@ -97,8 +95,7 @@ impl MicroBatch {
                     ids[row - here.start] = token as i32;
                 }
             }
-            let scored = sequence.positions.iter();
-            let scored = scored.filter(|&p| here.contains(&(start + p)));
+            let scored = sequence.positions.iter().filter(|&p| here.contains(&(start + p)));
             rows.extend(scored.clone().map(|p| (start + p - here.start) as i32));
             // the token that follows, wherever it lies
             targets.extend(scored.clone().map(|&p| sequence.target(p) as i32));
@@ -120,21 +117,21 @@ impl MicroBatch {
         Self {
             segments: sorts.then(|| RowsByToken::new(&ids, device)),
             ids: ints(ids),
-            ctx: context(arch, all, &spans, padding, attention_rows, device)
+            ctx: context(arch, whole, &spans, padding, attention_rows, device)
                 .with_routing(routing(sequences, &strides, here)),
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),
             inputs: inputs(sequences, before..before + lengths.iter().sum::<usize>(), &lengths, device),
-            whole: part.is_one_of_several().then(|| Whole::of(sequences, before, device)),
+            whole: part.is_one_of_several().then(|| Whole::new(sequences, before, device)),
             lengths,
             spans,
-            tokens: own,
+            tokens,
             padding,
         }
     }
 
-    /// The same micro-batch with the dropout that a decoder's adapters train with.
+    /// Adds the dropout of a decoder's adapters.
     #[must_use]
     pub fn with_dropout(mut self, decoder: &Decoder, sequences: &[&Sequence], at: DropoutStep) -> Self {
         let rate = decoder.lora().map_or(0.0, |lora| lora.dropout);
@@ -144,31 +141,29 @@ impl MicroBatch {
             prompt_index: sequence.id.prompt_index,
             sample: sequence.id.sample as u32,
         });
-        let rows = keys.zip(self.spans.iter().cloned());
-        let rows = rows.chain([(DropoutKey::default(), 0..self.padding)]);
-        let dropout = Dropout::of_parts(rate, rows, decoder.device());
+        let rows = keys.zip(self.spans.iter().cloned()).chain([(DropoutKey::default(), 0..self.padding)]);
+        let dropout = Dropout::from_parts(rate, rows, decoder.device());
         self.ctx = self.ctx.with_dropout(dropout);
         self
     }
 
-    /// The auxiliary loss of routers for this one of a step's micro-batches, which have `all` tokens; `layers` have
+    /// The auxiliary loss of routers for this one of a step's micro-batches, which have `tokens` tokens; `layers` have
     /// experts.
-    #[must_use]
-    pub fn router_loss(&self, coefficient: f64, all: usize, layers: usize) -> RouterLoss {
+    pub fn router_loss(&self, coefficient: f64, tokens: usize, layers: usize) -> RouterLoss {
         let each = self.spans.iter().zip(&self.tokens);
         let rows = each.flat_map(|(span, &tokens)| span.clone().map(move |row| row < tokens));
         let rows = rows.chain(std::iter::repeat_n(false, self.padding));
-        RouterLoss::new(coefficient, all, layers, rows.collect())
+        RouterLoss::new(coefficient, tokens, layers, rows.collect())
     }
 
-    /// The same micro-batch with the auxiliary loss of routers in its backward passes.
+    /// Adds the auxiliary loss of routers in backward passes.
     #[must_use]
     pub fn with_router_loss(mut self, loss: Option<RouterLoss>) -> Self {
         self.ctx = self.ctx.with_router_loss(loss);
         self
     }
 
-    /// The same micro-batch whose routes are kept, in a model with experts.
+    /// Records routes, in a model with experts.
     #[must_use]
     pub fn recorded(mut self, arch: &Arch) -> Self {
         let width = arch.route_width();
@@ -181,29 +176,25 @@ impl MicroBatch {
     }
 
     /// The routes of each sequence's tokens that are here, after a forward pass that has kept them.
-    #[must_use]
     pub fn routes(&self) -> Vec<Option<Routes>> {
-        let Some(all) = self.ctx.routing().take_recorded() else {
+        let Some(routes) = self.ctx.routing().take_recorded() else {
             return Vec::new();
         };
         let mut start = 0;
-        let each = self.spans.iter().zip(&self.tokens);
-        let own = each.map(|(span, &tokens)| {
+        let slices = self.spans.iter().zip(&self.tokens).map(|(span, &tokens)| {
             let rows = start..start + span.end.min(tokens).saturating_sub(span.start);
             start += span.len();
-            Some(all.slice(rows))
+            Some(routes.slice(rows))
         });
-        own.collect()
+        slices.collect()
     }
 
     /// Number of scored tokens.
-    #[must_use]
     pub fn scored(&self) -> usize {
         self.lengths.iter().sum()
     }
 
     /// Number of sequences whose first scored token is here.
-    #[must_use]
     pub fn begun(&self) -> usize {
         match &self.whole {
             None => self.lengths.iter().filter(|&&n| n > 0).count(),
@@ -215,15 +206,15 @@ impl MicroBatch {
 /// The context of rows of which each sequence has these, and `padding` rows behind them.
 fn context(
     arch: &Arch,
-    all: SequenceLayout,
+    layout: SequenceLayout,
     spans: &[Range<usize>],
     padding: usize,
     attention_rows: usize,
     device: &Device,
 ) -> ForwardContext {
-    let own = spans.iter().flat_map(|span| span.clone().map(|row| row as u32));
-    let positions: Vec<u32> = own.chain(std::iter::repeat_n(0, padding)).collect();
-    ForwardContext::of_rows(arch, all, &positions, attention_rows, device)
+    let positions = spans.iter().flat_map(|span| span.clone().map(|row| row as u32));
+    let positions: Vec<u32> = positions.chain(std::iter::repeat_n(0, padding)).collect();
+    ForwardContext::for_rows(arch, layout, &positions, attention_rows, device)
 }
 
 /// Recorded expert routes, scattered to this rank's rows `here`. `strides` has the rows of each sequence.
@@ -233,19 +224,18 @@ fn routing(sequences: &[&Sequence], strides: &[usize], here: Range<usize>) -> Ro
         return Routing::default();
     };
     let rows = strides.iter().sum::<usize>().max(here.end);
-    let mut all = Routes::unknown(rows, width);
+    let mut routes = Routes::unknown(rows, width);
     let mut start = 0;
     for (sequence, stride) in sequences.iter().zip(strides) {
-        if let Some(own) = &sequence.routes {
-            all.set(start, own);
+        if let Some(recorded) = &sequence.routes {
+            routes.set(start, recorded);
         }
         start += stride;
     }
-    Routing::default().replayed(all.slice(here))
+    Routing::default().replayed(routes.slice(here))
 }
 
 /// Which packed sequences attend together on a device, at most `attention_rows` queries at a time (0: any number).
-#[must_use]
 pub fn grouping(attention_rows: usize, device: &Device) -> Grouping {
     Grouping { waste: if is_cpu(device) { 0.0 } else { ATTENTION_WASTE }, queries: attention_rows }
 }

@@ -1,4 +1,4 @@
-//! What is held at the boundaries of a run: the latest in a ring, and every one of steps that are to be kept whole.
+//! Held memory at the boundaries of a run: the latest in a ring, and every one of steps that are to be kept whole.
 //!
 //! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are
 //! always there, for the report of a run that ends out of memory.
@@ -20,7 +20,7 @@ pub const KEPT_ROWS: usize = 1 << 18;
 
 macro_rules! boundary_kinds {
     ($($(#[$doc:meta])+ $kind:ident = $name:literal,)+) => {
-        /// Where in a phase a row was taken.
+        /// Place in a phase at which a row was taken.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
         pub enum BoundaryKind {
             $($(#[$doc])+ #[serde(rename = $name)] $kind,)+
@@ -65,7 +65,7 @@ boundary_kinds! {
     End = "end",
 }
 
-/// Where a run stands: a place, and the segment or the unit where the place is one of several.
+/// A place in a run, with the segment or unit if the place is one of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boundary {
     /// The place.
@@ -87,18 +87,18 @@ impl From<BoundaryKind> for Boundary {
     }
 }
 
-/// What the run was doing when a row was taken, or an allocation made.
+/// Moment of a row or an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Training step; 0 before the first.
     pub step: u64,
     /// Name of the phase; empty before the first.
     pub phase: &'static str,
-    /// Where in the phase.
+    /// Place in the phase.
     pub boundary: Boundary,
 }
 
-/// What is held at a boundary.
+/// Held memory at a boundary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BoundaryRow {
     /// When.
@@ -135,7 +135,7 @@ struct Inner {
     step: u64,
     phase: &'static str,
     started: Instant,
-    /// Whether rows of the current step are kept whole.
+    /// True if rows of the current step are kept whole.
     keeps: bool,
     accounts: Vec<Account>,
     /// Rows with the bytes of the accounts that had held something by then.
@@ -207,7 +207,7 @@ impl BoundaryLog {
         self.inner().peak.raise(reading)
     }
 
-    /// Most that the pools had at the readings since the phase began; `None` where no pool was read.
+    /// Most that the pools had at the readings since the phase began; `None` if no pool was read.
     pub fn pool_peak(&self) -> Option<PoolPeak> {
         self.inner().peak.get()
     }
@@ -249,12 +249,12 @@ impl BoundaryLog {
         }
     }
 
-    /// The trace of allocations, where there is one.
+    /// The trace of allocations, if there is one.
     pub fn trace(&self) -> Option<Trace> {
         self.trace.as_ref()?.read()
     }
 
-    /// What the run was doing at a place of a trace; none before the first row.
+    /// The moment at a place of a trace; `None` before the first row.
     pub fn moment(&self, place: u64) -> Option<Moment> {
         self.inner().moment(place)
     }
@@ -298,8 +298,7 @@ impl Inner {
     /// A boundary as a trace keeps it: the step, then 8 bits of the phase, 8 of the place and 16 of the segment, each
     /// plus one.
     fn code(&mut self, boundary: Boundary) -> u64 {
-        let known = self.phases.iter().position(|&name| name == self.phase);
-        let phase = known.unwrap_or_else(|| {
+        let phase = self.phases.iter().position(|&name| name == self.phase).unwrap_or_else(|| {
             self.phases.push(self.phase);
             self.phases.len() - 1
         });
@@ -333,25 +332,24 @@ mod tests {
         log.begin_phase(1, "gen", None);
         let weights = accounts.hold(Category::Parameters, Home::Device, 10);
         log.record(Boundary::at(BoundaryKind::Forward, 3), None);
-        let critic = accounts.for_model(Role::Critic);
-        let moments = critic.hold(Category::Moments, Home::Host, 7);
+        let moments = accounts.for_model(Role::Critic).hold(Category::Moments, Home::Host, 7);
         drop(weights);
         log.record(BoundaryKind::End, None);
         drop(moments);
         log.record(BoundaryKind::End, None);
 
-        let found = log.rows();
+        let rows = log.rows();
         let expected = [
             account(Category::Parameters, Home::Device, Role::Policy),
             account(Category::Moments, Home::Host, Role::Critic),
         ];
-        assert_eq!(found.accounts, expected);
-        let held: Vec<&[u64]> = found.rows.iter().map(|(_, held)| &held[..]).collect();
+        assert_eq!(rows.accounts, expected);
+        let held: Vec<&[u64]> = rows.rows.iter().map(|(_, held)| &held[..]).collect();
         assert_eq!(held, [[0, 0], [10, 0], [0, 7], [0, 0]]);
-        let moment = found.rows[1].0.moment;
+        let moment = rows.rows[1].0.moment;
         assert_eq!((moment.step, moment.phase), (1, "gen"));
         assert_eq!(moment.boundary, Boundary::at(BoundaryKind::Forward, 3));
-        assert_eq!((found.first, found.dropped, log.taken()), (0, 0, 4));
+        assert_eq!((rows.first, rows.dropped, log.taken()), (0, 0, 4));
     }
 
     #[test]

@@ -28,7 +28,7 @@ type GatheredUnit = (Weights, Arc<MemoryGuard>);
 enum Transit {
     /// They live on the device.
     Resident,
-    /// Ranks share them out, and gather them for this visit or have kept them since an earlier one.
+    /// Ranks shard them, and gather them for this visit or have kept them since an earlier one.
     Sharded,
     /// The host makes the copy that the device will take over.
     Copying(Pending<HostWeights>),
@@ -56,8 +56,7 @@ enum Gathering {
 /// Gathered values on the host.
 fn on_host(units: Vec<(usize, Vec<HostTensor>)>) -> Vec<(usize, Vec<Param>)> {
     let of = |values: Vec<HostTensor>| values.into_iter().map(Param::Host).collect();
-    let units = units.into_iter();
-    units.map(|(unit, values)| (unit, of(values))).collect()
+    units.into_iter().map(|(unit, values)| (unit, of(values))).collect()
 }
 
 /// Walks the units in the order in which a pass will visit them, so that copies of host weights and gathers of shards
@@ -71,9 +70,9 @@ pub(super) struct Fetcher<'r> {
     /// Visits under way, in order.
     started: VecDeque<Visit>,
     prefetch: usize,
-    /// The ranks that share weights out, where they do.
+    /// The ranks that shard weights, where they do.
     shards: Option<WeightShards>,
-    /// Gathered weights that stay for a later visit, where they do.
+    /// Gathered weights that stay for a later visit, without `reshard_after_forward`.
     kept: Option<BTreeMap<usize, GatheredUnit>>,
     /// Units that a visit which has started leaves for a later one.
     promised: BTreeSet<usize>,
@@ -87,7 +86,7 @@ impl<'r> Fetcher<'r> {
         plan: &ModelPlan,
     ) -> Self {
         Self {
-            shards: WeightShards::of(plan, &runtime.world().replicas()),
+            shards: WeightShards::new(plan, &runtime.world().replicas()),
             kept: (!plan.reshard_after_forward).then(BTreeMap::new),
             promised: BTreeSet::new(),
             runtime,
@@ -99,11 +98,10 @@ impl<'r> Fetcher<'r> {
         }
     }
 
-    /// Begins what a visit needs: copies of weights on the host, and a gather of those that ranks share out and that no
+    /// Begins what a visit needs: copies of weights on the host, and a gather of those that ranks shard and that no
     /// visit before it has left.
     fn begin(&mut self, decoder: &Decoder, units: Range<usize>) -> Result<Visit> {
-        let transits = units.clone().map(|unit| self.start(decoder, unit));
-        let transits = transits.collect();
+        let transits = units.clone().map(|unit| self.start(decoder, unit)).collect();
         let sharded = units.clone().filter(|&u| decoder.units()[u].is_sharded());
         let missing: Vec<usize> = sharded.filter(|unit| !self.promised.remove(unit)).collect();
         let mut leaves = Vec::new();
@@ -126,20 +124,19 @@ impl<'r> Fetcher<'r> {
         Ok(Visit { units, transits, gathering, leaves })
     }
 
-    /// The whole weights of those units of a visit that ranks share out: kept since an earlier visit, or gathered.
+    /// The whole weights of those units of a visit that ranks shard: kept since an earlier visit, or gathered.
     fn gathered(&mut self, decoder: &Decoder, visit: &mut Visit) -> Result<BTreeMap<usize, GatheredUnit>> {
-        let mut found = BTreeMap::new();
+        let mut fetched = BTreeMap::new();
         if let Some(kept) = &mut self.kept {
-            let own = visit.units.clone();
-            found.extend(own.filter_map(|unit| Some((unit, kept.remove(&unit)?))));
+            let units = visit.units.clone();
+            fetched.extend(units.filter_map(|unit| Some((unit, kept.remove(&unit)?))));
         }
         let fresh: Vec<(usize, Vec<Param>)> = match (visit.gathering.take(), &self.shards) {
             (Some(Gathering::UnderWay(started)), _) => on_host(started.wait(decoder)?),
             (Some(Gathering::Then(units)), Some(shards)) => {
                 if shards.gathers_on_device(decoder, &units) {
-                    let whole = shards.gather_on_device(decoder, &units, &self.accounts)?;
-                    let whole = whole.into_iter();
-                    let whole = whole.map(|own| own.into_iter().map(Param::Device).collect());
+                    let whole = shards.gather_on_device(decoder, &units, &self.accounts)?.into_iter();
+                    let whole = whole.map(|tensors| tensors.into_iter().map(Param::Device).collect());
                     units.into_iter().zip(whole).collect()
                 } else {
                     let whole = shards.gather(decoder, &units, &self.accounts)?;
@@ -154,16 +151,15 @@ impl<'r> Fetcher<'r> {
             let bytes = specs.iter().map(|spec| spec.numel() * width).sum();
             let hold = self.accounts.hold(self.category, Home::Device, bytes);
             let slots = specs.iter().map(|spec| WeightKey::from(spec.slot));
-            let values = values.into_iter();
-            let values = values.map(|value| value.into_device(decoder.device()));
+            let values = values.into_iter().map(|value| value.into_device(decoder.device()));
             let weights = Weights::new(slots.zip(values).collect());
             let gathered = (weights, Arc::new(hold));
             if let Some(kept) = self.kept.as_mut().filter(|_| visit.leaves.contains(&unit)) {
                 kept.insert(unit, gathered.clone());
             }
-            found.insert(unit, gathered);
+            fetched.insert(unit, gathered);
         }
-        Ok(found)
+        Ok(fetched)
     }
 
     /// The weights of the next visit. Those of the visits after, whose copies and gathers were begun at the last calls,

@@ -1,7 +1,7 @@
 //! A model of which each rank has a part, as it is written or read: rank 0, or every rank, asks for rows of a
 //! parameter, and all ranks give theirs. So no rank ever holds more of it than its part and those rows.
 
-use super::resident_model::{ResidentModel, SharedOut};
+use super::resident_model::{ResidentModel, WeightSharding};
 use super::stage_weights::StageWeights;
 use super::weight_shards::WeightShards;
 use firebrick_backends::PrecisionExt;
@@ -17,7 +17,7 @@ use std::ops::Range;
 /// The whole model, on the rank that writes it.
 struct GatheredModel<'a> {
     model: &'a ResidentModel,
-    /// Whether an operation of the ranks, or this rank's part in one, has failed: then the others do not wait for
+    /// True if an operation of the ranks, or this rank's part in one, has failed: then the others do not wait for
     /// another question.
     failed: Cell<bool>,
 }
@@ -25,7 +25,7 @@ struct GatheredModel<'a> {
 impl GatheredModel<'_> {
     /// Tells the other ranks which rows are next, or that there are none.
     fn ask(&self, next: Option<(usize, Range<usize>)>) -> Result<()> {
-        self.model.world().of_main(next).map(drop)
+        self.model.world().broadcast(next).map(drop)
     }
 }
 
@@ -36,8 +36,7 @@ impl WholeModel for GatheredModel<'_> {
 
     fn rows(&self, index: usize, rows: Range<usize>) -> firebrick_models::Result<Param> {
         self.failed.set(true);
-        let asked = self.ask(Some((index, rows.clone())));
-        let rows = asked.and_then(|()| self.model.gather_rows(index, rows));
+        let rows = self.ask(Some((index, rows.clone()))).and_then(|()| self.model.gather_rows(index, rows));
         let rows = rows.map_err(Error::into_model)?;
         self.failed.set(false);
         Ok(Param::Host(rows))
@@ -45,9 +44,9 @@ impl WholeModel for GatheredModel<'_> {
 }
 
 /// The whole model on every rank, all of which ask for the same rows in the same order.
-struct ReadTogether<'a>(&'a ResidentModel);
+struct ReplicatedRead<'a>(&'a ResidentModel);
 
-impl WholeModel for ReadTogether<'_> {
+impl WholeModel for ReplicatedRead<'_> {
     fn decoder(&self) -> &Decoder {
         &self.0.decoder
     }
@@ -63,15 +62,14 @@ impl WholeModel for ReadTogether<'_> {
 }
 
 impl ResidentModel {
-    /// Whether this rank has all of it.
+    /// True if this rank has all of it.
     fn is_whole(&self) -> bool {
-        self.shared_out().is_none() && self.decoder.share().is_none()
+        self.sharding().is_none() && self.decoder.share().is_none()
     }
 
     /// The whole model, for all ranks of the run to read together: they ask for the same rows in the same order.
-    #[must_use]
     pub fn read_together(&self) -> impl WholeModel + '_ {
-        ReadTogether(self)
+        ReplicatedRead(self)
     }
 
     /// Hands the whole model to `write` on the rank that writes files; the others give their parts of what it asks for.
@@ -92,7 +90,7 @@ impl ResidentModel {
                 written.and(model.ask(None))
             }
             (false, false) => {
-                while let Some((index, rows)) = self.world().of_main(None::<(usize, Range<usize>)>)? {
+                while let Some((index, rows)) = self.world().broadcast(None::<(usize, Range<usize>)>)? {
                     self.gather_rows(index, rows)?;
                 }
                 Ok(())
@@ -107,41 +105,40 @@ impl ResidentModel {
             return self.gather_matrix(index, rows);
         }
         let [_, cols] = self.rows_cols(index);
-        match self.shared_out() {
-            Some(SharedOut::Shards(shards)) if WeightShards::has(decoder, index) => {
+        match self.sharding() {
+            Some(WeightSharding::Shards(shards)) if WeightShards::has(decoder, index) => {
                 let wanted = rows.start * cols..rows.end * cols;
-                let all = shards.world().exchange(self.own_values(index, &wanted)?)?;
-                let _held = self.hold(all.iter().map(Vec::len).sum());
-                Ok(self.tensor(all.concat(), [rows.len(), cols]))
+                let shards_of_ranks = shards.world.exchange(self.own_values(index, &wanted)?)?;
+                let _held = self.hold(shards_of_ranks.iter().map(Vec::len).sum());
+                Ok(self.tensor(shards_of_ranks.concat(), [rows.len(), cols]))
             }
-            Some(SharedOut::Stages(_)) => {
+            Some(WeightSharding::Stages(_)) => {
                 let (owner, here) = StageWeights::owner(decoder, index);
-                let own = if here {
-                    let own = decoder.param_rows(index, rows.clone()).download()?;
-                    own.as_bytes().to_vec()
+                let message = if here {
+                    decoder.param_rows(index, rows.clone()).download()?.as_bytes().to_vec()
                 } else {
                     Vec::new()
                 };
-                let bytes = self.world().part_ranks().exchange(own)?.swap_remove(owner);
+                let bytes = self.world().part_ranks().exchange(message)?.swap_remove(owner);
                 let _held = self.hold(bytes.len());
                 Ok(self.tensor(bytes, [rows.len(), cols]))
             }
-            Some(SharedOut::Shards(_)) | None => Ok(decoder.param_rows(index, rows).download()?),
+            Some(WeightSharding::Shards(_)) | None => Ok(decoder.param_rows(index, rows).download()?),
         }
     }
 
-    /// The same of a parameter of which ranks that share matrices have parts; of these, replicas may have shards.
+    /// Gathers rows of a parameter of which tensor-parallel ranks have parts; of these, replicas may have shards.
     fn gather_matrix(&self, index: usize, rows: Range<usize>) -> Result<HostTensor> {
         let decoder = &self.decoder;
         let [own_rows, own_cols] = self.rows_cols(index);
-        let own = match self.shared_out() {
-            Some(SharedOut::Shards(shards)) if WeightShards::has(decoder, index) => {
+        let values = match self.sharding() {
+            Some(WeightSharding::Shards(shards)) if WeightShards::has(decoder, index) => {
                 let values = self.own_values(index, &(0..own_rows * own_cols))?;
-                shards.world().exchange(values)?.concat()
+                shards.world.exchange(values)?.concat()
             }
             _ => decoder.param(index).download()?.as_bytes().to_vec(),
         };
-        let parts = self.world().tensor_ranks().exchange(own)?;
+        let parts = self.world().tensor_ranks().exchange(values)?;
         let parts: Vec<HostTensor> = parts.into_iter().map(|bytes| self.tensor(bytes, [own_rows, own_cols])).collect();
         let _held = self.hold(parts.iter().map(HostTensor::bytes).sum());
         let whole = decoder.joined_param(index, &parts.iter().collect::<Vec<_>>());
@@ -154,17 +151,16 @@ impl ResidentModel {
 
     /// Accounts for what ranks have given each other.
     fn hold(&self, bytes: usize) -> MemoryGuard {
-        let accounts = self.accounts();
-        accounts.hold(Category::Communication, Home::Host, bytes)
+        self.accounts().hold(Category::Communication, Home::Host, bytes)
     }
 
     /// Bytes of those of a range of a parameter's values that are in this rank's shard of it.
     fn own_values(&self, index: usize, wanted: &Range<usize>) -> Result<Vec<u8>> {
-        let Some(SharedOut::Shards(shards)) = self.shared_out() else {
+        let Some(WeightSharding::Shards(shards)) = self.sharding() else {
             unreachable!("shards are requested only if there are some")
         };
         let [rows, cols] = self.rows_cols(index);
-        let shard = shards.partition().range(rows * cols);
+        let shard = shards.partition.range(rows * cols);
         let common = wanted.start.max(shard.start)..wanted.end.min(shard.end);
         if common.is_empty() {
             return Ok(Vec::new());
@@ -172,18 +168,16 @@ impl ResidentModel {
         let mut units = self.decoder.units().iter();
         let first = if units.any(|unit| unit.is_sharded() && unit.range.contains(&index)) { shard.start } else { 0 };
         let here = common.start - first..common.end - first;
-        let own = self.decoder.param_values(index, here).download()?;
-        Ok(own.as_bytes().to_vec())
+        Ok(self.decoder.param_values(index, here).download()?.as_bytes().to_vec())
     }
 
     /// Rows and columns of a parameter as this rank, or those that have its shards, has it.
     fn rows_cols(&self, index: usize) -> [usize; 2] {
-        let spec = self.decoder.specs().nth(index);
-        spec.map_or([0, 0], firebrick_models::unit::ParamSpec::rows_cols)
+        self.decoder.specs().nth(index).map_or([0, 0], firebrick_models::unit::ParamSpec::rows_cols)
     }
 
     /// Values in the type that weights are stored in.
-    fn tensor(&self, bytes: Vec<u8>, shape: [usize; 2]) -> HostTensor {
+    pub(super) fn tensor(&self, bytes: Vec<u8>, shape: [usize; 2]) -> HostTensor {
         let dtype = self.decoder.arch().precision.dtype(self.decoder.device());
         HostTensor::from_bytes(bytes, shape, dtype)
     }

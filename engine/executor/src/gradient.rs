@@ -5,7 +5,7 @@ use firebrick_backends::transfer::HostTensor;
 use firebrick_core::Result;
 
 /// Elements that a norm squares at a time: the square of a whole embedding would be half a gigabyte.
-const SQUARED_AT_ONCE: usize = 1 << 23;
+const NORM_CHUNK: usize = 1 << 23;
 
 /// A complete gradient, where it was accumulated.
 #[derive(Debug)]
@@ -18,7 +18,6 @@ pub enum Gradient {
 
 impl Gradient {
     /// Its bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
             Self::Device(tensor) => tensor.dims().iter().product::<usize>() * tensor.dtype().size(),
@@ -27,7 +26,6 @@ impl Gradient {
     }
 
     /// The gradient on the device. It is `[rows, columns]`.
-    #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         match self {
             Self::Device(tensor) => tensor,
@@ -50,7 +48,7 @@ impl Gradient {
 /// Sums of squares of a matrix on a device, of some of its rows at a time.
 pub(super) fn squares(matrix: &Tensor<2>) -> impl Iterator<Item = Tensor<1>> {
     let [rows, columns] = matrix.dims();
-    let step = (SQUARED_AT_ONCE / columns.max(1)).max(1);
+    let step = (NORM_CHUNK / columns.max(1)).max(1);
     (0..rows).step_by(step).map(move |start| {
         let part = matrix.clone().narrow(0, start, step.min(rows - start));
         (part.clone() * part).sum()

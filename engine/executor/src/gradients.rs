@@ -2,9 +2,10 @@
 //! as they are complete.
 
 use super::gradient::{Gradient, squares};
-use super::gradient_shards::Reduced;
+use super::gradient_shards::GradientShards;
 use super::runtime::Runtime;
-use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels::{self, RowsByToken};
 use firebrick_backends::precision::widened;
@@ -28,83 +29,75 @@ pub(crate) struct TokenRows<'a> {
     pub sorted: Option<&'a RowsByToken>,
 }
 
-/// One accumulator a parameter; empty until its first contribution.
+/// Type of a decoder's gradients: at least f32.
+pub(super) fn gradient_dtype(decoder: &Decoder) -> DType {
+    match decoder.arch().precision.dtype(decoder.device()) {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// One accumulator per parameter; empty until its first contribution.
 #[derive(Debug)]
 pub struct Gradients {
     slots: Vec<Option<(Tensor<2>, MemoryGuard)>>,
     host: Vec<HostSlot>,
-    home: Home,
+    /// Location of accumulated gradients.
+    pub(super) home: Home,
     in_flight: VecDeque<Pending<()>>,
     prefetch: usize,
-    accounts: Arc<Accounts>,
+    pub(super) accounts: Arc<Accounts>,
     /// The norm over all parameters, once it was computed and until something is added.
     norm: Option<f64>,
-    /// This rank's shards of what was summed over all ranks, where they share that out. What is not summed yet lies in
-    /// `slots` and `host`.
-    reduced: Option<Reduced>,
+    /// This rank's shards of reduced gradients, if the plan shards them. What is not summed yet lies in `slots` and
+    /// `host`.
+    pub(super) reduced: Option<GradientShards>,
     /// Parameters of which an earlier rank has the same part, where ranks share matrices or have stages.
     copies: Option<Vec<bool>>,
 }
 
 impl Gradients {
     /// Accumulators on the device for `params` parameters.
-    #[must_use]
     pub fn new(params: usize) -> Self {
         Self::build(params, Home::Device, 0, Accounts::new())
     }
 
     /// Accumulators where a plan wants them.
-    #[must_use]
     pub fn planned(params: usize, plan: &ModelPlan, runtime: &Runtime) -> Self {
         let accounts = Arc::clone(&runtime.accounts);
         Self {
-            reduced: Reduced::planned(params, plan.zero, &runtime.world().replicas()),
+            reduced: GradientShards::planned(params, plan.zero, &runtime.world().replicas()),
             ..Self::build(params, plan.grads, plan.prefetch, accounts)
         }
     }
 
-    pub(super) fn reduced(&self) -> Option<&Reduced> {
-        self.reduced.as_ref()
-    }
-
-    pub(super) fn reduced_mut(&mut self) -> Option<&mut Reduced> {
+    pub(super) fn reduced_mut(&mut self) -> Option<&mut GradientShards> {
         self.norm = None;
         self.reduced.as_mut()
     }
 
-    pub(super) fn accounts(&self) -> &Arc<Accounts> {
-        &self.accounts
-    }
-
-    /// Where gradients are accumulated.
-    pub(super) fn home(&self) -> Home {
-        self.home
-    }
-
-    /// Whether the ranks share these gradients out, and any of them had one of this parameter: the same answer on every
+    /// True if the ranks share these gradients out, and any of them had one of this parameter: the same answer on every
     /// rank.
-    #[must_use]
-    pub fn is_shared_out(&self, index: usize) -> bool {
-        let reduced = self.reduced.as_ref();
-        reduced.is_some_and(|reduced| reduced.contributed(index))
+    pub fn is_reduced(&self, index: usize) -> bool {
+        self.reduced.as_ref().is_some_and(|reduced| reduced.contributed[index])
     }
 
-    /// The same, accounted as a model's.
+    /// Gradients accounted as a model's.
     #[must_use]
     pub fn for_role(mut self, role: Role) -> Self {
         self.accounts = self.accounts.for_model(role);
         self
     }
 
-    /// The same of a decoder, which may be a share or a stage of one: its norm counts what several ranks have once.
+    /// Gradients of a decoder, which may be a shard or a stage: its norm counts parameters of several ranks once.
     #[must_use]
-    pub fn of(mut self, decoder: &Decoder) -> Self {
+    pub fn for_decoder(mut self, decoder: &Decoder) -> Self {
         let copies = (0..self.slots.len()).map(|index| decoder.is_copy(index));
         self.copies = decoder.is_part().then(|| copies.collect());
         self
     }
 
-    /// Whether the norm counts this rank's gradient of a parameter.
+    /// True if the norm counts this rank's gradient of a parameter.
     fn counts(&self, index: usize) -> bool {
         self.copies.as_ref().is_none_or(|copies| !copies[index])
     }
@@ -142,8 +135,8 @@ impl Gradients {
     }
 
     /// Adds rows of a gradient at the given row indices, `[n, columns]`, into a matrix of `rows` rows: by the kernel
-    /// that takes sorted rows where there is one, in an order of its own. On the host only the rows are copied: the
-    /// whole matrix never exists on the device.
+    /// that takes sorted rows if there is one, in an order of its own. On the host only the rows are copied: the whole
+    /// matrix never exists on the device.
     pub(crate) fn add_rows(
         &mut self,
         index: usize,
@@ -245,7 +238,7 @@ impl Gradients {
         self.wait(0)
     }
 
-    /// Takes a gradient out, if anything contributed to it: this rank's shard where ranks share them out.
+    /// Takes a gradient out, if anything contributed to it: this rank's shard where ranks shard them.
     pub fn take(&mut self, index: usize) -> Option<Gradient> {
         match &mut self.reduced {
             Some(reduced) => reduced.take(index),
@@ -262,7 +255,7 @@ impl Gradients {
         slot.take().map(|(values, _)| Gradient::Host(values))
     }
 
-    /// Whether anything contributed to a gradient. Copies have to be finished.
+    /// True if anything contributed to a gradient. Copies have to be finished.
     pub(super) fn has(&self, index: usize) -> bool {
         let on_host = || self.host[index].lock().unwrap_or_else(PoisonError::into_inner).is_some();
         self.slots[index].is_some() || on_host()
@@ -318,21 +311,21 @@ impl Gradients {
         Ok(sum)
     }
 
-    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or
+    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks shard gradients, or
     /// matrices, or have stages, it is the root of the ranks' sums of squares, added in f64 and in their order; what
     /// several have is counted once.
     ///
     /// # Errors
-    /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
+    /// If memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
     pub fn global_norm(&mut self, world: &World) -> Result<f64> {
         if let Some(norm) = self.norm {
             return Ok(norm);
         }
-        let own = self.sum_of_squares(0..self.slots.len())?;
+        let squares = self.sum_of_squares(0..self.slots.len())?;
         let sum = match &self.reduced {
-            None if self.copies.is_none() => own,
-            None => world.part_ranks().gather::<f64>(&own)?.into_iter().sum(),
-            Some(_) => world.gather::<f64>(&own)?.into_iter().sum(),
+            None if self.copies.is_none() => squares,
+            None => world.part_ranks().gather::<f64>(&squares)?.into_iter().sum(),
+            Some(_) => world.gather::<f64>(&squares)?.into_iter().sum(),
         };
         let norm = f64::sqrt(sum);
         self.norm = Some(norm);
@@ -340,7 +333,7 @@ impl Gradients {
     }
 }
 
-/// What happens to a unit whose gradient is complete, while others' are still being computed.
+/// Hook for units with complete gradients, called while others' are still being computed.
 pub trait GradientHook {
     /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are
     /// complete.

@@ -14,7 +14,7 @@ use firebrick_models::weights::Weights;
 use firebrick_objectives::value::ValueLoss;
 use firebrick_objectives::{Loss, LossAccumulator, LossSums, Scores, TokenInputs, TokenLoss};
 
-/// What a head's rows are differentiated by.
+/// The loss of a head's rows.
 #[derive(Clone, Copy)]
 pub enum HeadLoss<'l> {
     /// A loss of a language model's log-probs and entropies.
@@ -55,7 +55,7 @@ pub(super) struct HeadPass<'a> {
     pub weights: &'a Weights,
     pub rows: usize,
     pub temperature: f64,
-    /// What the loss is multiplied by before its gradients are taken.
+    /// The loss scale.
     pub loss_scale: f64,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct HeadPass<'a> {
 #[derive(Clone, Copy)]
 struct ValueTerm {
     loss: ValueLoss,
-    /// What the loss counts in the whole.
+    /// Totals of the loss.
     coefficient: f64,
     /// The parameter that the projection's gradient belongs to.
     projection: usize,
@@ -97,14 +97,14 @@ impl HeadPass<'_> {
                 self.values(&head, at, &hidden, term, gradients)
             }
             HeadLoss::Joint { tokens, values, coefficient } => {
-                let both = head.joint_value().zip(decoder.value_index());
-                let Some((value_head, index)) = both else {
+                let joint = head.joint_value().zip(decoder.value_index());
+                let Some((value_head, index)) = joint else {
                     unreachable!("a joint loss is one of a policy with a value head")
                 };
                 let (d_tokens, mut sums) = self.tokens(&head, at, &hidden, tokens, gradients)?;
                 let term = ValueTerm { loss: values, coefficient, projection: index };
-                let (d_values, own) = self.values(&value_head, at, &hidden, term, gradients)?;
-                sums.join(own, coefficient);
+                let (d_values, value_sums) = self.values(&value_head, at, &hidden, term, gradients)?;
+                sums.join(value_sums, coefficient);
                 Ok((d_tokens + d_values, sums))
             }
         }
@@ -125,10 +125,10 @@ impl HeadPass<'_> {
             let chunk = self.chunk(head, at, hidden, start, len)?;
             let scores = chunk.scores();
             let inputs = at.micro.inputs.narrow(start, len);
-            let found = differentiate(loss, &scores.logp, &scores.entropy, &inputs, self.loss_scale);
-            let d_entropy = found.d_entropy.as_ref();
-            let d_hidden = absorb(at, chunk, &found.d_logp, d_entropy, gradients)?;
-            Ok((d_hidden, found.loss))
+            let derivatives = differentiate(loss, &scores.logp, &scores.entropy, &inputs, self.loss_scale);
+            let d_entropy = derivatives.d_entropy.as_ref();
+            let d_hidden = absorb(at, chunk, &derivatives.d_logp, d_entropy, gradients)?;
+            Ok((d_hidden, derivatives.loss))
         })
     }
 
@@ -146,8 +146,7 @@ impl HeadPass<'_> {
             let values = chunk.values.clone().autodiff().require_grad();
             let loss = term.loss.loss(&values, &at.micro.inputs.narrow(start, len));
             let mut tape = loss.total.backward();
-            let d_values = values.grad_remove(&mut tape);
-            let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
+            let d_values = values.grad_remove(&mut tape).unwrap_or_else(|| chunk.values.zeros_like());
             let d_values = scaled(d_values, self.loss_scale * term.coefficient);
             let d_hidden = add(at, chunk.backward(d_values), term.projection, gradients);
             Ok((d_hidden, loss))
@@ -190,13 +189,12 @@ impl HeadPass<'_> {
         // every rank has the whole loss, and each differentiates its tokens' part of it
         let whole = micro.whole.as_ref();
         let (inputs, before) = whole.map_or((&micro.inputs, 0), |whole| (&whole.inputs, whole.before));
-        let found = differentiate(loss, &logp, &entropy, inputs, self.loss_scale);
+        let derivatives = differentiate(loss, &logp, &entropy, inputs, self.loss_scale);
         let mut d_hidden = Vec::new();
         for (start, len) in chunks(micro.scored(), self.rows) {
             let chunk = self.chunk(head, at, hidden, start, len)?;
-            let d_logp = found.d_logp.clone().narrow(0, before + start, len);
-            let d_entropy = found.d_entropy.as_ref();
-            let d_entropy = d_entropy.map(|d| d.clone().narrow(0, before + start, len));
+            let d_logp = derivatives.d_logp.clone().narrow(0, before + start, len);
+            let d_entropy = derivatives.d_entropy.as_ref().map(|d| d.clone().narrow(0, before + start, len));
             d_hidden.push(absorb(at, chunk, &d_logp, d_entropy.as_ref(), gradients)?);
         }
         let d_hidden = Tensor::cat(d_hidden, 0);
@@ -207,7 +205,7 @@ impl HeadPass<'_> {
             None => (micro.scored(), micro.begun()),
         };
         let mut sums = LossAccumulator::default();
-        sums.add(found.loss);
+        sums.add(derivatives.loss);
         Ok((d_hidden, sums.read(tokens, sequences)?))
     }
 
@@ -234,10 +232,10 @@ fn absorb(
     gradients: &mut Gradients,
 ) -> Result<Tensor<2>> {
     let projection = at.decoder.projection_index();
-    let mut found = chunk.backward(d_logp, d_entropy, at.runtime)?;
-    let own = found.projection.take();
-    found.projection = own.map(|own| at.decoder.projection_gradient(own));
-    Ok(add(at, found, projection, gradients))
+    let mut head_gradients = chunk.backward(d_logp, d_entropy, at.runtime)?;
+    let gradient = head_gradients.projection.take();
+    head_gradients.projection = gradient.map(|gradient| at.decoder.projection_gradient(gradient));
+    Ok(add(at, head_gradients, projection, gradients))
 }
 
 /// Adds up a chunk's gradients of weights and gives that of its rows.
@@ -254,7 +252,7 @@ fn add(at: PassContext<'_>, chunk: HeadGradients, projection: usize, gradients: 
     chunk.hidden
 }
 
-/// The scored rows of a micro-batch, `[scored, hidden]`; where there are none, rows that nobody reads.
+/// The scored rows of a micro-batch, `[scored, hidden]`; if there are none, rows that nobody reads.
 pub(super) fn scored_rows(hidden: Tensor<2>, micro: &MicroBatch) -> Tensor<2> {
     if micro.scored() == 0 {
         return hidden;

@@ -1,4 +1,4 @@
-//! What learns, policy or critic: the model, its optimizer, and the plan under which one updates the other.
+//! A trained model, policy or critic: the model, its optimizer, and the plan under which one updates the other.
 
 use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping};
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
@@ -22,20 +22,20 @@ pub struct Learner {
     pub optimizer: AdamW,
     /// Copier, accounts, limit; all learners of a run share them.
     pub runtime: Arc<Runtime>,
-    /// What the next update's dropout follows from.
+    /// Key of the next update's dropout.
     pub dropout: DropoutStep,
     /// Coefficient of the routers' auxiliary loss; 0 is none.
     pub router_aux_loss_coef: f64,
 }
 
-/// What one optimizer step did.
+/// Statistics of an optimizer step.
 #[derive(Clone, Debug)]
 pub struct Updated {
     /// The loss and the objective's metrics.
     pub sums: LossSums,
     /// Norm of the gradient, and whether it was applied.
     pub outcome: StepOutcome,
-    /// How its sequences were cut.
+    /// Micro-batches of its sequences.
     pub batch: BatchStats,
 }
 
@@ -44,20 +44,18 @@ pub struct Updated {
 pub struct Accumulated {
     gradients: Gradients,
     sums: LossSums,
-    /// Where the plan updated in the backward pass.
+    /// Outcome of updates in the backward pass, if the plan has them.
     applied: Option<StepOutcome>,
     batch: BatchStats,
 }
 
 impl Learner {
     /// A policy's learner without history.
-    #[must_use]
     pub fn new(decoder: Decoder, plan: ModelPlan, optim: OptimConfig, runtime: impl Into<Arc<Runtime>>) -> Self {
         Self::for_role(Role::Policy, decoder, plan, optim, runtime)
     }
 
     /// A learner without history of a model in any role that is trained.
-    #[must_use]
     pub fn for_role(
         role: Role,
         decoder: Decoder,
@@ -67,8 +65,7 @@ impl Learner {
     ) -> Self {
         let runtime = runtime.into();
         let accounts = runtime.accounts.for_model(role);
-        let replicas = runtime.world().replicas();
-        let partition = replicas.partition(plan.zero);
+        let partition = runtime.world().replicas().partition(plan.zero);
         let optimizer = AdamW::sharded(optim, &decoder, plan.optimizer, &accounts, partition);
         Self {
             model: ResidentModel::new(decoder, plan, role, &accounts).shared_by(runtime.world()),
@@ -79,7 +76,7 @@ impl Learner {
         }
     }
 
-    /// The same with a value head that learns so many times as fast as the policy beside it.
+    /// Sets the learning-rate factor of a joint value head.
     #[must_use]
     pub fn with_value_rate(mut self, rate: f64) -> Self {
         self.optimizer.set_value_rate(rate);
@@ -87,7 +84,6 @@ impl Learner {
     }
 
     /// The model.
-    #[must_use]
     pub fn decoder(&self) -> &Decoder {
         &self.model.decoder
     }
@@ -95,14 +91,13 @@ impl Learner {
     /// Waits until weights and optimizer state are where they were loaded to.
     ///
     /// # Errors
-    /// Where some are not, since memory ran out or the device failed.
+    /// If some are not, since memory ran out or the device failed.
     pub fn check_computed(&self) -> Result<()> {
         self.model.decoder.check_computed()?;
         self.optimizer.check_computed()
     }
 
     /// A fresh optimizer for the same model, under the same plan.
-    #[must_use]
     pub fn fresh_optimizer(&self, optim: OptimConfig) -> AdamW {
         let ResidentModel { decoder, plan, .. } = &self.model;
         let accounts = self.runtime.accounts.for_model(self.model.role());
@@ -115,7 +110,7 @@ impl Learner {
     ///
     /// # Errors
     ///
-    /// Where a sequence is longer than the plan's `score_tokens`, memory runs out, or the device fails.
+    /// If a sequence is longer than the plan's `score_tokens`, memory runs out, or the device fails.
     pub fn score(&self, sequences: &[Sequence], temperature: f64) -> Result<MicroScores> {
         score_placed(&self.model, &self.runtime, sequences, temperature)
     }
@@ -147,7 +142,7 @@ impl Learner {
         Ok(())
     }
 
-    /// The same under the policy with its adapters off: the reference policy of a run that trains adapters.
+    /// Scores with the adapters off: the reference policy of a run that trains adapters.
     ///
     /// # Errors
     /// As [`score_placed`].
@@ -161,12 +156,12 @@ impl Learner {
 
     /// One optimizer step: forward and backward over all micro-batches, gradient clipping, one `AdamW` step at the
     /// learning rate `lr`. The loss is a weighted sum over scored tokens: every sequence has its tokens' weights in
-    /// [`columns.weight`](firebrick_core::sequence::TokenColumns::weight), with the step's normalisers in them, so that the
-    /// result does not depend on how the batch is divided. Logits are divided by `temperature`; a critic has none.
+    /// [`columns.weight`](firebrick_core::sequence::TokenColumns::weight), with the step's normalisers in them, so that
+    /// the result does not depend on how the batch is divided. Logits are divided by `temperature`; a critic has none.
     ///
     /// # Errors
     ///
-    /// Where a sequence is longer than the plan's `train_tokens`, memory runs out, or the device fails.
+    /// If a sequence is longer than the plan's `train_tokens`, memory runs out, or the device fails.
     ///
     /// # Panics
     ///
@@ -205,7 +200,7 @@ impl Learner {
         let world = runtime.world();
         let cut = train_cut(plan, decoder.whole_arch());
         let batch = Batch::pack_for(sequences, cut, world.data_size())?;
-        let all = batch.micros();
+        let all_micros = batch.micros();
         let tokens = sequences.iter().map(|s| s.tokens.len()).sum();
         let mut dealt = batch.deal(world.data_size());
         let executor = Executor::new(plan, runtime, temperature)
@@ -214,10 +209,11 @@ impl Learner {
             .with_dropout(*dropout)
             .with_router_loss(*router_aux_loss_coef, tokens)
             .with_loss_scale(optimizer.loss_scale());
-        let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).of(decoder).for_role(role);
+        let mut gradients =
+            Gradients::planned(decoder.specs().count(), plan, runtime).for_decoder(decoder).for_role(role);
         // of one rank all, in their order
-        let own = dealt.swap_remove(world.data_rank());
-        let micros: Vec<_> = own.into_iter().map(|i| all[i].clone()).collect();
+        let assigned = dealt.swap_remove(world.data_rank());
+        let micros: Vec<_> = assigned.into_iter().map(|i| all_micros[i].clone()).collect();
         let mut applied = None;
         let sums = if plan.optimizer.in_backward {
             let mut step = optimizer.in_backward(lr);
@@ -225,11 +221,11 @@ impl Learner {
             applied = Some(StepOutcome::applied(step.grad_norm()));
             sums
         } else {
-            let own = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
+            let sums = executor.backward(decoder, &micros, loss, &mut gradients, None)?;
             // those of one pipeline have the sums on their last stage
             let sums = match world.pipeline_stage() {
-                Some(_) => own.gather(world)?,
-                None => own.gather(&world.replicas())?,
+                Some(_) => sums.gather(world)?,
+                None => sums.gather(&world.replicas())?,
             };
             gradients.reduce(decoder, runtime)?;
             gradients.global_norm(world)?;
@@ -287,20 +283,18 @@ pub fn score_placed(
     score_all(&executor, &model.decoder, sequences, cut)
 }
 
-/// How a plan cuts training batches.
-#[must_use]
+/// Limits of a plan's training micro-batches.
 pub fn train_cut(plan: &ModelPlan, arch: &Arch) -> MicroBatchLimits {
     cut(plan, arch, plan.train_tokens, "memory.train_tokens")
 }
 
-/// How a plan cuts forward-only batches.
-#[must_use]
+/// Limits of a plan's forward-only micro-batches.
 pub fn score_cut(plan: &ModelPlan, arch: &Arch) -> MicroBatchLimits {
     cut(plan, arch, plan.score_tokens, "memory.score_tokens")
 }
 
 fn cut(plan: &ModelPlan, arch: &Arch, max_tokens: usize, key: &'static str) -> MicroBatchLimits {
-    let sizes = Sizes::of(arch, None);
+    let sizes = Sizes::new(arch, None);
     // 4 · width · keys operations of attention against 2 for every weight
     let attention = 2 * arch.count(Mixer::Attention) * arch.num_heads * arch.head_dim;
     MicroBatchLimits {

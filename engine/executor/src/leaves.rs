@@ -17,8 +17,8 @@ pub(super) fn collect(decoder: &Decoder, unit: usize, leaves: &Weights, tape: &m
     }
 }
 
-/// The gradient of a leaf; zeros where nothing depends on it.
-pub(super) fn taken<const D: usize>(leaf: &Tensor<D>, tape: &mut Tape) -> Tensor<D> {
+/// The gradient of a leaf; zeros if nothing depends on it.
+pub(super) fn take_gradient<const D: usize>(leaf: &Tensor<D>, tape: &mut Tape) -> Tensor<D> {
     leaf.grad_remove(tape).unwrap_or_else(|| leaf.clone().inner().zeros_like())
 }
 
@@ -33,6 +33,6 @@ pub(super) fn inner(qkv: &Qkv) -> Qkv {
         q: qkv.q.clone().inner(),
         k: qkv.k.clone().inner(),
         v: qkv.v.clone().inner(),
-        sinks: qkv.sinks.clone().map(|own| if own.device().is_autodiff() { own.inner() } else { own }),
+        sinks: qkv.sinks.clone().map(|sinks| if sinks.device().is_autodiff() { sinks.inner() } else { sinks }),
     }
 }

@@ -46,6 +46,6 @@ pub use runtime::Runtime;
 pub use score::{score_all, values_all};
 pub use segment_executor::Executor;
 pub use sequence_parallel::check_shared_sequences;
-pub(crate) use shards::{Shards, from_device_to_device, own_part};
+pub(crate) use shards::{Shards, from_device_to_device, local_part};
 pub use tensor_parallel::check_shared_matrices;
 pub use uneven_inputs::rounds;

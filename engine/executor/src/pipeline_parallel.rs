@@ -1,13 +1,14 @@
 //! Stages of a model on ranks of their own (Huang et al., 2019, arXiv:1811.06965): rows go from stage to stage, and
-//! their gradients back, a micro-batch at a time, in the order of [`one_forward_one_backward`](super::pipeline_schedule::one_forward_one_backward). A stage has no more
-//! than one message a micro-batch and direction. While it scores, a stage sends the rows of a micro-batch when the next
-//! one has taken those of the one before, so that no more than one micro-batch's wait there, whichever stage is faster.
+//! their gradients back, a micro-batch at a time, in the order of
+//! [`one_forward_one_backward`](super::pipeline_schedule::one_forward_one_backward). A stage has no more than one
+//! message per micro-batch and direction. While it scores, a stage sends the rows of a micro-batch when the next one
+//! has taken those of the one before, so that at most one micro-batch's rows wait there.
 //!
 //! A tied matrix is on the first stage, as the embedding, and on the last, as the projection. Both add up its gradient,
 //! and update it alike.
 
 use super::gradient::Gradient;
-use super::gradients::Gradients;
+use super::gradients::{Gradients, gradient_dtype};
 use super::runtime::Runtime;
 use crate::batch::MicroBatch;
 use burn::tensor::{DType, Tensor};
@@ -22,7 +23,7 @@ use firebrick_core::{Error, Result};
 use firebrick_models::{Arch, Decoder};
 use firebrick_plan::Role;
 
-/// Refuses a model that cannot be cut into so many stages.
+/// Refuses a model that cannot be split into `stages` stages.
 ///
 /// # Errors
 /// `Error::Ranks` with the key, the model's role, why not, and what to do instead.
@@ -48,7 +49,7 @@ pub(super) struct Neighbors<'a> {
 
 impl<'a> Neighbors<'a> {
     /// Those of a decoder that is split into stages; `None` if it is not.
-    pub fn of(decoder: &Decoder, runtime: &'a Runtime) -> Result<Option<Self>> {
+    pub fn new(decoder: &Decoder, runtime: &'a Runtime) -> Result<Option<Self>> {
         let (world, arch) = (runtime.world(), decoder.arch());
         match decoder.stage() {
             None => Ok(None),
@@ -130,29 +131,26 @@ impl Gradients {
             return Ok(());
         };
         let (arch, embedding) = (decoder.arch(), &decoder.units()[0]);
-        if !arch.tied || decoder.is_elsewhere(0) || !embedding.trains() {
+        if !arch.tied || decoder.is_on_other_stage(0) || !embedding.trains() {
             return Ok(());
         }
         self.finish()?;
         let other = if stage.is_first() { stage.stages() - 1 } else { 0 };
-        let element = match arch.precision.dtype(decoder.device()) {
-            DType::F64 => Element::F64,
-            _ => Element::F32,
-        };
+        let element = Element::of(gradient_dtype(decoder));
         for (spec, index) in embedding.specs.iter().zip(embedding.range.clone()) {
             if !spec.trainable {
                 continue;
             }
-            let own = match self.take_own(index) {
+            let gradient = match self.take_own(index) {
                 Some(gradient) => Flat::from(gradient.into_host()?),
                 None => Flat::zeros(element, spec.numel()),
             };
-            let bytes = 2 * own.as_bytes().len();
-            let held = self.accounts().hold(Category::Communication, Home::Host, bytes);
+            let bytes = 2 * gradient.as_bytes().len();
+            let held = self.accounts.hold(Category::Communication, Home::Host, bytes);
             let group = runtime.world().part_ranks();
-            group.send(other, own.clone())?;
-            let theirs = group.receive(other, own.len(), element)?;
-            let [first, last] = if stage.is_first() { [own, theirs] } else { [theirs, own] };
+            group.send(other, gradient.clone())?;
+            let theirs = group.receive(other, gradient.len(), element)?;
+            let [first, last] = if stage.is_first() { [gradient, theirs] } else { [theirs, gradient] };
             let mut sum = first.into_host_tensor(spec.rows_cols());
             sum.add(last.into_host_tensor(spec.rows_cols()));
             drop(held);

@@ -10,7 +10,7 @@ use super::gradients::Gradients;
 use super::head::HeadLoss;
 use super::pipeline_parallel::Neighbors;
 use super::segment_executor::Executor;
-use super::training_pass::{Done, Pass};
+use super::training_pass::{Pass, UnitHook};
 use burn::tensor::Tensor;
 use firebrick_arch::PipelineStage;
 use firebrick_core::Result;
@@ -19,7 +19,7 @@ use firebrick_models::Decoder;
 use firebrick_objectives::LossSums;
 use std::collections::VecDeque;
 
-/// What a stage does next. Every step names its micro-batch.
+/// A step of a stage, with its micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PipelineStep {
     /// Receives the rows of the stage before.
@@ -36,7 +36,7 @@ pub(super) enum PipelineStep {
     SendGradient(usize),
 }
 
-/// The steps of a stage over so many micro-batches. Between two stages that exchange rows and gradients the first one
+/// The steps of a stage over `micros` micro-batches. Between two stages that exchange rows and gradients the first one
 /// receives before it sends, so that no order of messages waits for itself, not even where a send waits until it is
 /// received.
 pub(super) fn one_forward_one_backward(stage: PipelineStage, micros: usize) -> Vec<PipelineStep> {
@@ -86,8 +86,8 @@ struct StageBuffers<'a, 'r> {
     in_flight: VecDeque<Pass<'a, 'r>>,
 }
 
-/// What an earlier step of the schedule has left.
-fn left<T>(of: Option<T>) -> T {
+/// The tensor of an earlier step of the schedule.
+fn scheduled<T>(of: Option<T>) -> T {
     match of {
         Some(left) => left,
         None => unreachable!("the schedule makes it before it is used"),
@@ -105,7 +105,7 @@ struct StagePass<'a, 'r> {
 
 impl<'a, 'r> StagePass<'a, 'r> {
     fn pass(&self, decoder: &Decoder, sequences: &[&Sequence]) -> Pass<'a, 'r> {
-        let micro = self.executor.dropped(decoder, sequences);
+        let micro = self.executor.micro_with_dropout(decoder, sequences);
         let visits = self.executor.forward_visits(decoder);
         Pass::new(self.executor, vec![micro], visits)
     }
@@ -125,21 +125,20 @@ impl<'a, 'r> StagePass<'a, 'r> {
                 self.buffers.next = Some(pass);
             }
             PipelineStep::Forward(micro) => {
-                let pass = self.buffers.next.take();
-                let pass = pass.unwrap_or_else(|| self.pass(decoder, &micros[micro]));
+                let pass = self.buffers.next.take().unwrap_or_else(|| self.pass(decoder, &micros[micro]));
                 self.forward(pass, decoder, gradients)?;
             }
             PipelineStep::SendRows(_) => {
-                neighbors.send_rows(left(self.buffers.rows.take()))?;
+                neighbors.send_rows(scheduled(self.buffers.rows.take()))?;
             }
             PipelineStep::ReceiveGradient(_) => {
-                let pass = left(self.buffers.in_flight.front());
+                let pass = scheduled(self.buffers.in_flight.front());
                 let d_rows = neighbors.receive_gradient(&pass.micros[0])?;
                 self.buffers.d_rows = Some(d_rows);
             }
             PipelineStep::Backward(_) => self.backward(decoder, gradients)?,
             PipelineStep::SendGradient(_) => {
-                neighbors.send_gradient(left(self.buffers.d_input.take()))?;
+                neighbors.send_gradient(scheduled(self.buffers.d_input.take()))?;
             }
         }
         Ok(())
@@ -164,9 +163,9 @@ impl<'a, 'r> StagePass<'a, 'r> {
     }
 
     fn backward(&mut self, decoder: &mut Decoder, gradients: &mut Gradients) -> Result<()> {
-        let nobody: Done<'_> = &mut |_, _, _| Ok(());
-        let mut pass = left(self.buffers.in_flight.pop_front());
-        let d_rows = left(self.buffers.d_rows.take());
+        let nobody: UnitHook<'_> = &mut |_, _, _| Ok(());
+        let mut pass = scheduled(self.buffers.in_flight.pop_front());
+        let d_rows = scheduled(self.buffers.d_rows.take());
         pass.visit(self.executor.backward_visits().collect());
         let mut d_input = pass.backward(decoder, vec![d_rows], gradients, nobody)?;
         if decoder.embeds() {
@@ -187,7 +186,7 @@ impl Executor<'_> {
         loss: HeadLoss<'_>,
         gradients: &mut Gradients,
     ) -> Result<LossSums> {
-        let neighbors = left(Neighbors::of(decoder, self.runtime)?);
+        let neighbors = scheduled(Neighbors::new(decoder, self.runtime)?);
         let mut pass =
             StagePass { executor: self, neighbors, loss, sums: LossSums::default(), buffers: StageBuffers::default() };
         for step in one_forward_one_backward(neighbors.stage, micros.len()) {
@@ -274,8 +273,7 @@ mod tests {
                         at[stage] += 1;
                         continue;
                     };
-                    let theirs = steps[other].get(at[other]);
-                    let theirs = theirs.and_then(|&step| message(other, step));
+                    let theirs = steps[other].get(at[other]).and_then(|&step| message(other, step));
                     // both have come to the same message
                     if theirs == Some((stage, !sends, what)) {
                         at[stage] += 1;

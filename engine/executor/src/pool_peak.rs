@@ -16,7 +16,7 @@ pub struct PoolPeak {
 pub(super) struct RunningPeak(Option<PoolPeak>);
 
 impl RunningPeak {
-    /// Begins anew.
+    /// Begins again.
     pub fn reset(&mut self) {
         self.0 = None;
     }
@@ -36,7 +36,7 @@ impl RunningPeak {
         Reading { peak_bytes: Some(peak.in_use_bytes), ..reading }
     }
 
-    /// The peak so far; `None` where no pool was read.
+    /// The peak so far; `None` if no pool was read.
     pub fn get(&self) -> Option<PoolPeak> {
         self.0
     }
@@ -61,8 +61,8 @@ mod tests {
             .collect();
         let expected = [(5, Some(5)), (9, Some(9)), (2, Some(9)), (7, Some(9))];
         assert_eq!(peaks, expected);
-        let found = PoolPeak { in_use_bytes: 9, reserved_bytes: 16 };
-        assert_eq!(peak.get(), Some(found));
+        let expected = PoolPeak { in_use_bytes: 9, reserved_bytes: 16 };
+        assert_eq!(peak.get(), Some(expected));
         peak.reset();
         let _ = peak.raise(of(ReadingSource::BurnPool, 3, 16));
         assert_eq!(peak.get().map(|peak| peak.in_use_bytes), Some(3));

@@ -2,11 +2,9 @@
 //! end, or of a unit as soon as a pass has completed it.
 
 use super::gradient::Gradient;
-use super::gradient_shards::Reduced;
-use super::gradients::Gradients;
+use super::gradients::{Gradients, gradient_dtype};
 use super::runtime::Runtime;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::{Element, Flat};
 use firebrick_backends::transfer::HostTensor;
@@ -17,20 +15,20 @@ use firebrick_plan::Partition;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How the gradients of a unit lie in a message: a block for each rank, in which its shards of the parameters follow
-/// each other, each filled up with zeros to the length of the longest, and then for every parameter how many ranks had
-/// a gradient of it.
+/// Layout of a unit's gradients in a message: a block for each rank, in which its shards of the parameters follow each
+/// other, each filled up with zeros to the length of the longest, and then for every parameter how many ranks had a
+/// gradient of it.
 struct Layout {
     /// Flat index, elements, and where its shard begins in a block.
     params: Vec<(usize, usize, usize)>,
-    /// Where a block's counts begin.
+    /// First index of a block's counts.
     counts: usize,
     block: usize,
 }
 
 impl Layout {
-    /// Of the trained parameters among some; none where none is.
-    fn of(decoder: &Decoder, params: Range<usize>, partition: Partition) -> Option<Self> {
+    /// Of the trained parameters among some; none if none is.
+    fn new(decoder: &Decoder, params: Range<usize>, partition: Partition) -> Option<Self> {
         let mut counts = 0;
         let specs = decoder.specs().enumerate().skip(params.start);
         let params: Vec<_> = specs
@@ -52,14 +50,14 @@ impl Gradients {
     /// of each.
     ///
     /// # Errors
-    /// Where a copy fails, or a rank has failed or is gone.
+    /// If a copy fails, or a rank has failed or is gone.
     pub fn reduce(&mut self, decoder: &Decoder, runtime: &Runtime) -> Result<()> {
         self.sum_tied_ends(decoder, runtime)?;
-        match self.reduced().map(Reduced::each_pass) {
+        match self.reduced.as_ref().map(|reduced| reduced.each_pass) {
             None => self.all_reduce(decoder, runtime),
             Some(true) => Ok(()),
             Some(false) => (0..decoder.units().len())
-                .filter(|&unit| !decoder.is_elsewhere(unit))
+                .filter(|&unit| !decoder.is_on_other_stage(unit))
                 .try_for_each(|unit| self.reduce_scatter(decoder, decoder.units()[unit].range.clone(), runtime)),
         }
     }
@@ -67,7 +65,7 @@ impl Gradients {
     /// Says that a pass adds nothing more to these parameters: their gradients leave for the host, or are summed over
     /// the ranks, where the plan says so. On several ranks all come here for the same units in the same order.
     pub(super) fn complete(&mut self, decoder: &Decoder, params: Range<usize>, runtime: &Runtime) -> Result<()> {
-        if self.reduced().is_some_and(Reduced::each_pass) {
+        if self.reduced.as_ref().is_some_and(|reduced| reduced.each_pass) {
             self.reduce_scatter(decoder, params, runtime)
         } else {
             self.offload(params, runtime)
@@ -79,31 +77,29 @@ impl Gradients {
         self.sum_parts(decoder, params.clone(), runtime)?;
         self.finish()?;
         let world = runtime.world().replicas();
-        let (accounts, home) = (Arc::clone(self.accounts()), self.home());
-        let Some(partition) = self.reduced().map(Reduced::partition) else {
+        let (accounts, home) = (Arc::clone(&self.accounts), self.home);
+        let Some(partition) = self.reduced.as_ref().map(|reduced| reduced.partition) else {
             return Ok(());
         };
-        let Some(layout) = Layout::of(decoder, params, partition) else {
+        let Some(layout) = Layout::new(decoder, params, partition) else {
             return Ok(());
         };
-        let element = match decoder.arch().precision.dtype(decoder.device()) {
-            DType::F64 => Element::F64,
-            _ => Element::F32,
-        };
+        let dtype = gradient_dtype(decoder);
+        let element = Element::of(dtype);
         let len = partition.ranks() * layout.block;
         let (at, bytes) = (world.buffers_home(), len * element.bytes());
         let _held = accounts.hold(Category::Communication, at, bytes);
-        let mut own = |index| self.take_own(index);
+        let mut take = |index| self.take_own(index);
         let shards = if [home, at] == [Home::Device; 2] {
-            layout.sum_on_device((partition, element), decoder.device(), &world, &mut own)?
+            layout.sum_on_device(partition, (decoder.device(), dtype), &world, &mut take)?
         } else {
-            layout.sum_on_host((partition, element), &world, &mut own)?
+            layout.sum_on_host((partition, element), &world, &mut take)?
         };
         let Some(reduced) = self.reduced_mut() else {
             return Ok(());
         };
         for (index, shard) in shards {
-            reduced.note(index);
+            reduced.contributed[index] = true;
             if let Some(shard) = shard {
                 reduced.add(index, shard, home, (&accounts, decoder.device()))?;
             }
@@ -122,13 +118,13 @@ impl Layout {
         &self,
         (partition, element): (Partition, Element),
         world: &World,
-        own: &mut impl FnMut(usize) -> Option<Gradient>,
+        take: &mut impl FnMut(usize) -> Option<Gradient>,
     ) -> Result<Shards> {
         let ranks = partition.ranks();
         let mut message = Flat::zeros(element, ranks * self.block);
         let one = ones(element);
         for (place, &(index, numel, start)) in self.params.iter().enumerate() {
-            let Some(gradient) = own(index) else {
+            let Some(gradient) = take(index) else {
                 continue;
             };
             let values = Flat::from(gradient.into_host()?);
@@ -140,45 +136,41 @@ impl Layout {
         }
         let sum = world.reduce_scatter(message)?;
         let zero = Flat::zeros(element, 1);
-        let found = self.params.iter().enumerate().filter(|(place, _)| {
+        let contributed = self.params.iter().enumerate().filter(|(place, _)| {
             let count = self.counts + place;
             sum.slice(count..count + 1) != zero
         });
         let shard = |&(index, numel, start): &(usize, usize, usize)| {
-            let own = partition.range(numel).len();
-            let shard = (own > 0).then(|| {
-                let values = sum.slice(start..start + own);
-                Gradient::Host(values.into_host_tensor(Partition::shape(own)))
+            let take = partition.range(numel).len();
+            let shard = (take > 0).then(|| {
+                let values = sum.slice(start..start + take);
+                Gradient::Host(values.into_host_tensor(Partition::shape(take)))
             });
             (index, shard)
         };
-        Ok(found.map(|(_, param)| shard(param)).collect())
+        Ok(contributed.map(|(_, param)| shard(param)).collect())
     }
 
-    /// The same in a message that stays on the device: only the counts are read.
+    /// Sums gradients of all ranks in a message that stays on the device: only the counts are read.
     fn sum_on_device(
         &self,
-        (partition, element): (Partition, Element),
-        device: &Device,
+        partition: Partition,
+        (device, dtype): (&Device, DType),
         world: &World,
-        own: &mut impl FnMut(usize) -> Option<Gradient>,
+        take: &mut impl FnMut(usize) -> Option<Gradient>,
     ) -> Result<Shards> {
         let ranks = partition.ranks();
-        let dtype = match element {
-            Element::F64 => DType::F64,
-            _ => DType::F32,
-        };
         let zeros = |columns: usize| Tensor::<2>::zeros([ranks, columns], (device, dtype));
         let mut columns = Vec::with_capacity(self.params.len() + 1);
         let mut counts = Vec::with_capacity(self.params.len());
         for &(index, numel, _) in &self.params {
             let part = partition.part(numel);
-            let gradient = own(index);
+            let gradient = take(index);
             counts.push(f32::from(u8::from(gradient.is_some())));
             columns.push(match gradient {
                 Some(gradient) => {
                     let values = gradient.into_device(device).reshape([numel]);
-                    filled_up(values, ranks * part).reshape([ranks, part])
+                    zero_padded(values, ranks * part).reshape([ranks, part])
                 }
                 None => zeros(part),
             });
@@ -191,25 +183,24 @@ impl Layout {
         let counts = sum.clone().narrow(0, self.counts, params).reshape([1, params]);
         let counts = HostTensor::download(counts)?.to_f64();
         let shard = |&(index, numel, start): &(usize, usize, usize)| {
-            let own = partition.range(numel).len();
-            let shard = (own > 0).then(|| {
-                let values = sum.clone().narrow(0, start, own);
-                Gradient::Device(values.reshape(Partition::shape(own)))
+            let take = partition.range(numel).len();
+            let shard = (take > 0).then(|| {
+                let values = sum.clone().narrow(0, start, take);
+                Gradient::Device(values.reshape(Partition::shape(take)))
             });
             (index, shard)
         };
-        let found = self.params.iter().zip(counts).filter(|(_, count)| *count > 0.0);
-        Ok(found.map(|(param, _)| shard(param)).collect())
+        Ok(self.params.iter().zip(counts).filter(|(_, count)| *count > 0.0).map(|(param, _)| shard(param)).collect())
     }
 }
 
 /// Values with zeros behind them.
-fn filled_up(values: Tensor<1>, len: usize) -> Tensor<1> {
-    let [own] = values.dims();
-    if own == len {
+fn zero_padded(values: Tensor<1>, len: usize) -> Tensor<1> {
+    let [values_len] = values.dims();
+    if values_len == len {
         return values;
     }
-    let zeros = Tensor::zeros([len - own], (&values.device(), values.dtype()));
+    let zeros = Tensor::zeros([len - values_len], (&values.device(), values.dtype()));
     Tensor::cat(vec![values, zeros], 0)
 }
 

@@ -2,9 +2,9 @@
 
 use super::stage_weights::{StageWeights, plan_of_stage};
 use super::weight_shards::WeightShards;
+use firebrick_backends::Precision;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::transfer::HostTensor;
-use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_core::Result;
 use firebrick_core::world::World;
 use firebrick_models::decoder::{Param, ValueRange};
@@ -13,7 +13,7 @@ use firebrick_models::{Arch, Decoder, TensorGroup};
 use firebrick_plan::{ModelPlan, Partition, Role};
 use std::sync::Arc;
 
-/// What a phase does with a model.
+/// Use of a model in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residency {
     /// Samples from it: all weights are resident.
@@ -24,17 +24,17 @@ pub enum Residency {
     Idle,
 }
 
-/// How ranks share a model's weights out between passes.
+/// Sharding of a model's weights between passes.
 #[derive(Debug)]
-pub(super) enum SharedOut {
+pub(super) enum WeightSharding {
     /// Each has a shard of every parameter.
     Shards(WeightShards),
     /// Each has some of the units.
     Stages(StageWeights),
 }
 
-/// What a rank keeps of a model between passes under a plan, by unit and number of a parameter's values: its shard
-/// where ranks share weights out, nothing of other stages, else all.
+/// Values that a rank keeps between passes under a plan, by unit and number of a parameter's values: its shard where
+/// ranks shard weights, nothing of other stages, else all.
 pub fn kept_values(
     plan: &ModelPlan,
     arch: &Arch,
@@ -47,10 +47,9 @@ pub fn kept_values(
             return (!stage.has(&arch, kind)).then_some((0..0, [0, 1]));
         }
         let is_end = matches!(kind, UnitKind::Embedding | UnitKind::Head);
-        let partition = partition.filter(|_| !(arch.tied && is_end))?;
-        let own = partition.range(numel);
-        let shape = Partition::shape(own.len());
-        Some((own, shape))
+        let range = partition.filter(|_| !(arch.tied && is_end))?.range(numel);
+        let shape = Partition::shape(range.len());
+        Some((range, shape))
     }
 }
 
@@ -64,16 +63,14 @@ pub struct ResidentModel {
     role: Role,
     accounts: Arc<Accounts>,
     holds: Vec<MemoryGuard>,
-    /// The ranks that share its weights out between passes, where the plan says so or its layers are divided into
-    /// stages.
-    shared_out: Option<SharedOut>,
+    /// The ranks that shard its weights between passes, where the plan says so or its layers are divided into stages.
+    sharding: Option<WeightSharding>,
     /// The ranks of the run.
     world: World,
 }
 
 impl ResidentModel {
     /// Takes a model over as it is.
-    #[must_use]
     pub fn new(decoder: Decoder, plan: ModelPlan, role: Role, accounts: &Arc<Accounts>) -> Self {
         let mut this = Self {
             plan: plan_of_stage(plan, &decoder),
@@ -81,38 +78,35 @@ impl ResidentModel {
             role,
             accounts: accounts.for_model(role),
             holds: Vec::new(),
-            shared_out: None,
+            sharding: None,
             world: World::default(),
         };
         this.account();
         this
     }
 
-    /// The same for one of several ranks, which share its weights out where the plan says so, or its layers are divided
-    /// into stages.
+    /// Sets the ranks, which shard its weights if the plan says so, or its layers are divided into stages.
     #[must_use]
     pub fn shared_by(mut self, world: &World) -> Self {
-        self.shared_out = match StageWeights::of(&self.decoder, world) {
-            Some(stages) => Some(SharedOut::Stages(stages)),
-            None => WeightShards::of(&self.plan, &world.replicas()).map(SharedOut::Shards),
+        self.sharding = match StageWeights::new(&self.decoder, world) {
+            Some(stages) => Some(WeightSharding::Stages(stages)),
+            None => WeightShards::new(&self.plan, &world.replicas()).map(WeightSharding::Shards),
         };
         self.world = world.clone();
         self
     }
 
-    /// Whether ranks share its weights out.
-    #[must_use]
+    /// True if ranks shard its weights.
     pub fn is_shared_out(&self) -> bool {
-        self.shared_out.is_some()
+        self.sharding.is_some()
     }
 
-    /// How they do.
-    pub(super) fn shared_out(&self) -> Option<&SharedOut> {
-        self.shared_out.as_ref()
+    /// The sharding.
+    pub(super) fn sharding(&self) -> Option<&WeightSharding> {
+        self.sharding.as_ref()
     }
 
     /// The ranks of the run.
-    #[must_use]
     pub fn world(&self) -> &World {
         &self.world
     }
@@ -127,16 +121,16 @@ impl ResidentModel {
         self.plan = plan_of_stage(plan.clone(), &self.decoder);
     }
 
-    /// Makes all weights whole, where they lie: for what reads them beside passes. All ranks do so at the same time;
-    /// the next phase shares them out again.
+    /// Gathers all weights in their location, for readers outside of passes. A collective call; the next phase shards
+    /// them again.
     ///
     /// # Errors
-    /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
+    /// If memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
     pub fn make_whole(&mut self) -> Result<()> {
         let (decoder, accounts) = (&mut self.decoder, &self.accounts);
-        let gathered = match &self.shared_out {
-            Some(SharedOut::Shards(shards)) => shards.make_whole(decoder, accounts)?,
-            Some(SharedOut::Stages(stages)) => stages.make_whole(decoder, accounts)?,
+        let gathered = match &self.sharding {
+            Some(WeightSharding::Shards(shards)) => shards.make_whole(decoder, accounts)?,
+            Some(WeightSharding::Stages(stages)) => stages.make_whole(decoder, accounts)?,
             None => false,
         };
         if gathered {
@@ -145,11 +139,11 @@ impl ResidentModel {
         Ok(())
     }
 
-    /// Keeps what is this rank's where ranks share weights out.
-    fn share_out(&mut self) -> Result<()> {
-        let shared = match &self.shared_out {
-            Some(SharedOut::Shards(shards)) => shards.share_out(&mut self.decoder)?,
-            Some(SharedOut::Stages(_)) => StageWeights::share_out(&mut self.decoder)?,
+    /// Keeps what is this rank's where ranks shard weights.
+    fn shard(&mut self) -> Result<()> {
+        let shared = match &self.sharding {
+            Some(WeightSharding::Shards(shards)) => shards.shard(&mut self.decoder)?,
+            Some(WeightSharding::Stages(_)) => StageWeights::shard(&mut self.decoder)?,
             None => false,
         };
         if shared {
@@ -161,34 +155,28 @@ impl ResidentModel {
     /// The parameters of a unit as this rank has them between passes, its shards of them gathered.
     fn unit(&self, unit: usize) -> Result<Vec<Param>> {
         let decoder = &self.decoder;
-        let own = &decoder.units()[unit];
-        Ok(match &self.shared_out {
-            Some(SharedOut::Shards(shards)) if own.is_sharded() => {
-                let whole = shards.gather(decoder, &[unit], &self.accounts)?;
-                whole.into_iter().flatten().map(Param::Host).collect()
+        let unit_state = &decoder.units()[unit];
+        Ok(match &self.sharding {
+            Some(WeightSharding::Shards(shards)) if unit_state.is_sharded() => {
+                shards.gather(decoder, &[unit], &self.accounts)?.into_iter().flatten().map(Param::Host).collect()
             }
-            _ => own.range.clone().map(|index| decoder.param(index)).collect(),
+            _ => unit_state.range.clone().map(|index| decoder.param(index)).collect(),
         })
     }
 
     /// The parameters of a unit as every rank has them that shares this one's matrices, by rank, on the host.
     fn parts(&self, unit: usize) -> Result<Vec<Vec<HostTensor>>> {
-        let own = self.unit(unit)?;
-        let own: Vec<HostTensor> = own.iter().map(|param| Ok(param.download()?)).collect::<Result<_>>()?;
-        let dtype = {
-            let decoder = &self.decoder;
-            decoder.arch().precision.dtype(decoder.device())
-        };
-        let message: Vec<u8> = own.iter().flat_map(HostTensor::as_bytes).copied().collect();
+        let params = self.unit(unit)?;
+        let shards: Vec<HostTensor> = params.iter().map(|param| Ok(param.download()?)).collect::<Result<_>>()?;
+        let message: Vec<u8> = shards.iter().flat_map(HostTensor::as_bytes).copied().collect();
         let bytes = self.world.tensor_size() * message.len();
         let _held = self.accounts.hold(Category::Communication, Home::Host, bytes);
-        let all = self.world.tensor_ranks().exchange(message)?;
-        let ranks = all.into_iter().map(|bytes| {
+        let ranks = self.world.tensor_ranks().exchange(message)?.into_iter().map(|bytes| {
             let mut left = &bytes[..];
-            let parts = own.iter().map(|like| {
+            let parts = shards.iter().map(|like| {
                 let part;
                 (part, left) = left.split_at(like.bytes());
-                HostTensor::from_bytes(part.to_vec(), like.dims(), dtype)
+                self.tensor(part.to_vec(), like.dims())
             });
             parts.collect()
         });
@@ -200,7 +188,7 @@ impl ResidentModel {
     /// whole model.
     ///
     /// # Errors
-    /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
+    /// If memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
     pub fn assembled(&self, keeps: bool) -> Result<Option<Decoder>> {
         let decoder = &self.decoder;
         if decoder.share().is_none() {
@@ -214,26 +202,24 @@ impl ResidentModel {
     }
 
     /// This rank's share of the model for sampling on a group of ranks, in a precision, on the device: cut from the
-    /// weights as they are, a unit at a time. Where ranks share weights out, all ranks of the run call it together, and
+    /// weights as they are, a unit at a time. Where ranks shard weights, all ranks of the run call it together, and
     /// gather each unit on the host for that; so they do where other groups share matrices in training. Groups that are
     /// the same in training and sampling need no message for it.
     ///
     /// # Errors
-    /// Where memory runs out, the device fails, or a rank has failed or is gone.
-    pub fn tensor_shard(&self, group: &TensorGroup, precision: Precision) -> Result<Decoder> {
+    /// If memory runs out, the device fails, or a rank has failed or is gone.
+    pub fn sampling_shard(&self, group: &TensorGroup, precision: Precision) -> Result<Decoder> {
         let decoder = &self.decoder;
         match decoder.share() {
-            Some(own) if own == group.share() => decoder.sampling_share(group, precision, |unit| self.unit(unit)),
-            Some(_) => decoder.tensor_shard(group, precision, |unit| {
-                let whole = decoder.joined(unit, &self.parts(unit)?);
-                Ok(whole.into_iter().map(Param::Host).collect())
+            Some(share) if share == group.share() => decoder.as_sampling_shard(group, precision, |unit| self.unit(unit)),
+            Some(_) => decoder.sampling_shard(group, precision, |unit| {
+                Ok(decoder.joined(unit, &self.parts(unit)?).into_iter().map(Param::Host).collect())
             }),
-            None => decoder.tensor_shard(group, precision, |unit| self.unit(unit)),
+            None => decoder.sampling_shard(group, precision, |unit| self.unit(unit)),
         }
     }
 
     /// Which model it is.
-    #[must_use]
     pub fn role(&self) -> Role {
         self.role
     }
@@ -245,7 +231,7 @@ impl ResidentModel {
     pub fn set_residency(&mut self, now: Residency) -> Result<()> {
         match now {
             Residency::Rollout => self.make_whole()?,
-            Residency::Pass | Residency::Idle => self.share_out()?,
+            Residency::Pass | Residency::Idle => self.shard()?,
         }
         let last = self.decoder.units().len() - 1;
         let mut homes = vec![Home::Device; last + 1];

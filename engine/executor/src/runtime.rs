@@ -1,4 +1,4 @@
-//! What an executor runs with: the copier, the accounts, readings of memory, and the limit that stands for a smaller
+//! Environment of an executor: the copier, the accounts, readings of memory, and the limit that stands for a smaller
 //! device.
 
 use super::boundary_log::{Boundary, BoundaryLog};
@@ -34,7 +34,6 @@ pub struct Runtime {
 
 impl Runtime {
     /// Copies in place, no limit.
-    #[must_use]
     pub fn new(device: &Device) -> Self {
         Self {
             accounts: Accounts::new(),
@@ -50,7 +49,7 @@ impl Runtime {
         }
     }
 
-    /// The same with accounts that others use too.
+    /// Replaces the accounts by shared ones.
     #[must_use]
     pub fn with_accounts(mut self, accounts: Arc<Accounts>) -> Self {
         self.accounts = accounts;
@@ -65,35 +64,33 @@ impl Runtime {
         self
     }
 
-    /// The same with the ranks that share the work of devices.
+    /// Sets the ranks of the run.
     #[must_use]
     pub fn with_world(mut self, world: World) -> Self {
         self.world = world;
         self
     }
 
-    /// The same for the critic, whose sequences other ranks may share: one copier, and one set of accounts.
+    /// The runtime of the critic, which may have other sequence-parallel groups: one copier, and one set of accounts.
     #[must_use]
-    pub fn of_critic(&self) -> Self {
+    pub fn for_critic(&self) -> Self {
         Self {
             accounts: Arc::clone(&self.accounts),
             copier: Arc::clone(&self.copier),
             device: self.device.clone(),
             log: self.log.clone(),
-            world: self.world.of_critic(),
+            world: self.world.for_critic(),
             most: Arc::clone(&self.most),
             ..*self
         }
     }
 
     /// The ranks that share the work.
-    #[must_use]
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// The log of boundaries, where there is one.
-    #[must_use]
+    /// The log of boundaries, if there is one.
     pub fn log(&self) -> Option<&Arc<BoundaryLog>> {
         self.log.as_ref()
     }
@@ -119,7 +116,7 @@ impl Runtime {
         self
     }
 
-    /// Whether the same numbers come out of the same numbers, to the bit: on by default. Off, GPUs may add with
+    /// True if the same numbers come out of the same numbers, to the bit: on by default. Off, GPUs may add with
     /// atomics.
     #[must_use]
     pub fn with_determinism(mut self, on: bool) -> Self {
@@ -127,20 +124,17 @@ impl Runtime {
         self
     }
 
-    /// Whether nothing may be added in an order that threads decide.
-    #[must_use]
+    /// True if nothing may be added in an order that threads decide.
     pub fn is_deterministic(&self) -> bool {
         self.deterministic
     }
 
     /// The device that computes.
-    #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
     /// Bytes in use now, where reading them is cheap (the counted heap) or asked for.
-    #[must_use]
     pub fn in_use(&self) -> Option<u64> {
         if self.on_host {
             allocator::heap().map(|heap| heap.current_bytes)
@@ -161,7 +155,6 @@ impl Runtime {
     }
 
     /// Most bytes in use at any boundary since the last call, where they were measured.
-    #[must_use]
     pub fn take_most(&self) -> u64 {
         self.most.swap(0, Relaxed)
     }
@@ -183,7 +176,7 @@ impl Runtime {
     /// A boundary at which work cannot be repeated: takes a row of the log.
     pub fn record(&self, at: impl Into<Boundary>) {
         if let Some(log) = &self.log {
-            log.record(at, self.unhurried());
+            log.record(at, self.reading_without_sync());
         }
     }
 
@@ -221,13 +214,13 @@ impl Runtime {
     /// The device's memory: the counted heap, or the pools, for a limit after waiting for the device.
     fn reading(&self) -> Option<Reading> {
         if self.on_host || self.limit.is_none() {
-            return self.unhurried();
+            return self.reading_without_sync();
         }
         Some(read(&self.device)).filter(|reading| reading.source != ReadingSource::None)
     }
 
     /// Memory read without a sync; pool statistics only if a log is attached.
-    fn unhurried(&self) -> Option<Reading> {
+    fn reading_without_sync(&self) -> Option<Reading> {
         if self.on_host {
             return counted_heap();
         }

@@ -1,4 +1,4 @@
-//! Scores of sequences in their own order, whatever micro-batches they are cut into and whichever rank scores them.
+//! Scores of sequences in their order, for any division into micro-batches and ranks.
 
 use super::segment_executor::Executor;
 use super::uneven_inputs::rounds;
@@ -34,16 +34,16 @@ pub fn score_all(
     let batch = Batch::pack_for(sequences, cut, world.data_size())?;
     let executor = in_rounds(executor, &batch);
     let scored = shared(world, &batch, |micros| executor.score(decoder, micros))?;
-    for (indices, own) in batch.indices().iter().zip(scored) {
-        let both = own.logp.into_iter().zip(own.entropy);
-        for (&i, (logp, entropy)) in indices.iter().zip(both) {
+    for (indices, micro) in batch.indices().iter().zip(scored) {
+        let scores_of_tokens = micro.logp.into_iter().zip(micro.entropy);
+        for (&i, (logp, entropy)) in indices.iter().zip(scores_of_tokens) {
             scores.logp[i] = logp;
             scores.entropy[i] = entropy;
         }
-        for (&i, routes) in indices.iter().zip(own.routes) {
+        for (&i, routes) in indices.iter().zip(micro.routes) {
             scores.routes[i] = routes;
         }
-        for (&i, values) in indices.iter().zip(own.values) {
+        for (&i, values) in indices.iter().zip(micro.values) {
             scores.values[i] = values;
         }
     }
@@ -60,26 +60,26 @@ pub fn values_all(
     sequences: &[Sequence],
     cut: MicroBatchLimits,
 ) -> Result<Vec<Vec<f32>>> {
-    let mut all = vec![Vec::new(); sequences.len()];
+    let mut placed = vec![Vec::new(); sequences.len()];
     let world = executor.runtime().world();
     let batch = Batch::pack_for(sequences, cut, world.data_size())?;
     let executor = in_rounds(executor, &batch);
     let values = shared(world, &batch, |micros| executor.values(critic, micros))?;
-    for (indices, own) in batch.indices().iter().zip(values) {
-        for (&i, values) in indices.iter().zip(own) {
-            all[i] = values;
+    for (indices, micro) in batch.indices().iter().zip(values) {
+        for (&i, values) in indices.iter().zip(micro) {
+            placed[i] = values;
         }
     }
-    Ok(all)
+    Ok(placed)
 }
 
 /// The executor with as many passes as every rank makes, where each of them gathers weights.
 fn in_rounds<'e>(executor: &Executor<'e>, batch: &Batch<'_>) -> Executor<'e> {
     let dealt = batch.deal(executor.runtime().world().data_size());
-    executor.with_rounds(rounds(executor.plan(), &dealt, Zero::Stage3))
+    executor.with_rounds(rounds(executor.plan, &dealt, Zero::Stage3))
 }
 
-/// What ranks exchange of a micro-batch that one of them scored, or several that share its sequences.
+/// Scores of a micro-batch, which ranks exchange.
 trait Scored: Serialize + DeserializeOwned {
     /// Adds what the next rank has of the same sequences.
     fn append(&mut self, next: Self);
@@ -87,7 +87,7 @@ trait Scored: Serialize + DeserializeOwned {
 
 impl Scored for Vec<Vec<f32>> {
     fn append(&mut self, next: Self) {
-        self.iter_mut().zip(next).for_each(|(own, next)| own.extend(next));
+        self.iter_mut().zip(next).for_each(|(values, next)| values.extend(next));
     }
 }
 
@@ -96,9 +96,9 @@ impl Scored for MicroScores {
         Scored::append(&mut self.logp, next.logp);
         Scored::append(&mut self.entropy, next.entropy);
         Scored::append(&mut self.values, next.values);
-        for (own, next) in self.routes.iter_mut().zip(next.routes) {
-            if let (Some(own), Some(next)) = (own, next) {
-                own.append(next);
+        for (routes, next) in self.routes.iter_mut().zip(next.routes) {
+            if let (Some(routes), Some(next)) = (routes, next) {
+                routes.append(next);
             }
         }
     }
@@ -116,24 +116,24 @@ fn shared<T: Scored>(
         return score(&micros);
     }
     let dealt = batch.deal(world.data_size());
-    let own: Vec<_> = dealt[world.data_rank()].iter().map(|&i| micros[i].clone()).collect();
-    let scored = score(&own)?;
-    let all = world.gather::<Vec<T>>(&scored)?;
+    let assigned: Vec<_> = dealt[world.data_rank()].iter().map(|&i| micros[i].clone()).collect();
+    let scored = score(&assigned)?;
+    let gathered = world.gather::<Vec<T>>(&scored)?;
     // those of the last stage have the results
-    let behind = all.len() - all.len() / world.stages();
-    let mut all = all.into_iter().skip(behind);
+    let behind = gathered.len() - gathered.len() / world.stages();
+    let mut results = gathered.into_iter().skip(behind);
     let mut placed: Vec<(usize, T)> = Vec::with_capacity(batch.indices().len());
     for micros in dealt {
         let group = world.sequence_size() * world.tensor_size();
-        let mut parts = all.by_ref().take(group);
+        let mut parts = results.by_ref().take(group);
         let mut whole = parts.next().unwrap_or_default();
         if world.tensor_size() > 1 {
             // those that share matrices have the same results
             parts.by_ref().for_each(drop);
         }
         for part in parts {
-            for (own, next) in whole.iter_mut().zip(part) {
-                own.append(next);
+            for (scores, next) in whole.iter_mut().zip(part) {
+                scores.append(next);
             }
         }
         placed.extend(micros.into_iter().zip(whole));

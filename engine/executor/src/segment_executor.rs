@@ -19,7 +19,7 @@ use firebrick_backends::trace::span_on;
 use firebrick_core::Result;
 use firebrick_core::sequence::Sequence;
 use firebrick_models::Decoder;
-use firebrick_models::head::{Head, TokenScores};
+use firebrick_models::head::Head;
 use firebrick_objectives::{MicroScores, split_by_sequence};
 use firebrick_plan::{ModelPlan, Order, Role};
 use std::ops::Range;
@@ -40,8 +40,7 @@ pub struct Executor<'a> {
 }
 
 impl<'a> Executor<'a> {
-    /// A executor for the policy. Log-probs are those of logits / temperature.
-    #[must_use]
+    /// An executor for the policy. Logits are divided by `temperature`.
     pub fn new(plan: &'a ModelPlan, runtime: &'a Runtime, temperature: f64) -> Self {
         Self {
             plan,
@@ -55,7 +54,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// The same for one of several ranks: it makes at least as many passes as any of them, those without a micro-batch
+    /// Sets the least number of passes for one of several ranks: as many as any of them, those without a micro-batch
     /// for what the others need of it.
     #[must_use]
     pub fn with_rounds(mut self, rounds: usize) -> Self {
@@ -63,40 +62,34 @@ impl<'a> Executor<'a> {
         self
     }
 
-    /// Its plan.
-    pub(super) fn plan(&self) -> &'a ModelPlan {
-        self.plan
-    }
-
-    /// What it runs with.
-    #[must_use]
+    /// Its runtime.
     pub fn runtime(&self) -> &'a Runtime {
         self.runtime
     }
 
-    /// The same with gradients of so many times the loss.
+    /// Sets the loss scale.
     #[must_use]
     pub fn with_loss_scale(mut self, scale: f64) -> Self {
         self.loss_scale = scale;
         self
     }
 
-    /// The same with the auxiliary loss of routers, times a coefficient, in its backward passes over sequences of so
-    /// many tokens, those of all ranks. 0 is none.
+    /// Adds the auxiliary loss of routers, times a coefficient, in backward passes over sequences of `tokens` tokens on
+    /// all ranks. 0 is none.
     #[must_use]
     pub fn with_router_loss(mut self, coefficient: f64, tokens: usize) -> Self {
         self.router_loss = (coefficient, tokens);
         self
     }
 
-    /// The same with the dropout of an optimizer step, in its backward passes.
+    /// Adds the dropout of an optimizer step in backward passes.
     #[must_use]
     pub fn with_dropout(mut self, at: DropoutStep) -> Self {
         self.dropout = Some(at);
         self
     }
 
-    /// The same for a model in another role, whose weights are accounted as its own.
+    /// Sets the model's role, to which its weights are accounted.
     #[must_use]
     pub fn for_role(mut self, role: Role) -> Self {
         self.role = role;
@@ -107,8 +100,7 @@ impl<'a> Executor<'a> {
     pub(super) fn hold_graph(&self, before: Option<u64>) -> Option<MemoryGuard> {
         let (now, before) = self.runtime.in_use().zip(before)?;
         let bytes = now.saturating_sub(before) as usize;
-        let accounts = self.runtime.accounts.for_model(self.role);
-        Some(accounts.hold(Category::LiveGraph, Home::Device, bytes))
+        Some(self.runtime.accounts.for_model(self.role).hold(Category::LiveGraph, Home::Device, bytes))
     }
 
     pub(super) fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
@@ -136,7 +128,7 @@ impl<'a> Executor<'a> {
         self.plan.segments.iter().rev().map(|s| s.units.clone())
     }
 
-    /// Refuses a model whose sequences the ranks cannot share.
+    /// Rejects a model that sequence parallelism does not support.
     pub(super) fn check(&self, decoder: &Decoder, router_loss: f64) -> Result<()> {
         let world = self.runtime.world();
         let shared = (world.sequence_key(), world.sequence_size());
@@ -146,7 +138,7 @@ impl<'a> Executor<'a> {
     pub(super) fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
         let ModelPlan { layout, attention_rows, .. } = *self.plan;
         let (arch, device) = (decoder.arch(), decoder.device());
-        let part = Part::of(self.runtime.world());
+        let part = Part::new(self.runtime.world());
         MicroBatch::part(arch, sequences, layout, attention_rows, part, device)
     }
 
@@ -169,7 +161,7 @@ impl<'a> Executor<'a> {
     }
 
     /// A micro-batch as training sees it.
-    pub(super) fn dropped(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+    pub(super) fn micro_with_dropout(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
         let micro = self.micro(decoder, sequences);
         match self.dropout {
             Some(at) => micro.with_dropout(decoder, sequences, at),
@@ -185,7 +177,7 @@ impl<'a> Executor<'a> {
         })
     }
 
-    /// Scores micro-batches without a graph, in their order; with values where the policy has a value head of its own.
+    /// Scores micro-batches without a graph, in their order; with values if the policy has a value head.
     ///
     /// # Errors
     /// `Error::Ranks` where ranks cannot share the sequences of this model; `Error::OutOfMemory` above `memory.limit`;
@@ -197,10 +189,9 @@ impl<'a> Executor<'a> {
             for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
                 let rows = hidden.clone().narrow(0, start, len);
                 let targets = micro.targets.clone().narrow(0, start, len);
-                let scored = TokenChunk::score(head, rows, targets, self.temperature, self.runtime)?;
-                let TokenScores { logp: own, entropy: of } = scored.scores().clone();
-                logp.push(own);
-                entropy.push(of);
+                let scores = TokenChunk::score(head, rows, targets, self.temperature, self.runtime)?.scores().clone();
+                logp.push(scores.logp);
+                entropy.push(scores.entropy);
             }
             Ok(MicroScores {
                 logp: split_by_sequence(logp, &micro.lengths)?,
@@ -237,7 +228,7 @@ impl<'a> Executor<'a> {
         read: impl Fn(&Head<'_>, &MicroBatch, Tensor<2>) -> Result<T>,
     ) -> Result<Vec<T>> {
         self.check(decoder, 0.0)?;
-        let neighbors = Neighbors::of(decoder, self.runtime)?;
+        let neighbors = Neighbors::new(decoder, self.runtime)?;
         let groups: Vec<_> = match &neighbors {
             None => self.groups(micros).collect(),
             Some(_) => micros.chunks(1).collect(),

@@ -1,12 +1,12 @@
 //! A segment under a graph, and its gradient.
 //!
 //! Attention over packed rows, or over long sequences, is not traced: its scores are computed without a graph and once
-//! more, a few sequences or a chunk of queries at a time, in the backward pass. So no `[heads, T, T]` tensor is kept, and
-//! rows are gathered for attention and put back by gathers in both directions. Graphs also end at the collectives of a
-//! [`Sharding`](super::sharding::Sharding).
+//! more, a few sequences or a chunk of queries at a time, in the backward pass. So no `[heads, T, T]` tensor is kept,
+//! and rows are gathered for attention and put back by gathers in both directions. Graphs also end at the collectives
+//! of a [`Sharding`](super::sharding::Sharding).
 
 use super::gradients::Gradients;
-use super::leaves::{collect, inner, qkv_root, taken};
+use super::leaves::{collect, inner, qkv_root, take_gradient};
 use super::sharding::{Attended, PassContext, Traced, UnitGraph};
 use burn::tensor::Tensor;
 use firebrick_backends::kernels::backward_root;
@@ -118,7 +118,7 @@ impl Graph {
         for (unit, leaves) in &self.units {
             collect(at.decoder, *unit, leaves, &mut tape, gradients);
         }
-        taken(&self.input, &mut tape)
+        take_gradient(&self.input, &mut tape)
     }
 }
 
@@ -150,9 +150,9 @@ impl UnitGraph for SplitAttention {
         let Self { unit, weights, input, qkv, gate, residual, mixed, output, attended } = *self;
         let mut tape = backward_root(output, d_output).backward();
         collect(at.decoder, unit, &weights, &mut tape, gradients);
-        let d_residual = taken(&residual, &mut tape);
-        let d_mixed = taken(&mixed, &mut tape);
-        let gate = gate.map(|[gate, leaf]| gate * taken(&leaf, &mut tape));
+        let d_residual = take_gradient(&residual, &mut tape);
+        let d_mixed = take_gradient(&mixed, &mut tape);
+        let gate = gate.map(|[gate, leaf]| gate * take_gradient(&leaf, &mut tape));
         drop(tape);
 
         let kept = (inner(&qkv), mixed.inner(), attended);
@@ -172,6 +172,6 @@ impl UnitGraph for SplitAttention {
         };
         let mut tape = root.backward();
         collect(at.decoder, unit, &weights, &mut tape, gradients);
-        Ok(d_residual + taken(&input, &mut tape))
+        Ok(d_residual + take_gradient(&input, &mut tape))
     }
 }

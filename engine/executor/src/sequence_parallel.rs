@@ -5,7 +5,7 @@
 //!
 //! A graph ends before each exchange and another one begins behind it: no collective is differentiated.
 
-use super::leaves::taken;
+use super::leaves::take_gradient;
 use super::sharding::{Attended, PassContext, Sharding};
 use crate::batch::{Part, Whole};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -24,7 +24,7 @@ use firebrick_models::{Arch, Projected};
 
 impl Part {
     /// This rank among those that share its sequences.
-    pub(super) fn of(world: &World) -> Self {
+    pub(super) fn new(world: &World) -> Self {
         Self { rank: world.sequence_rank(), ranks: world.sequence_size() }
     }
 }
@@ -118,14 +118,14 @@ impl Sharding for Ulysses {
             decoder.attend_backward(unit, &qkv, mixed, d, at.forward())
         } else {
             let mut tape = backward_root(mixed, d).backward();
-            let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|leaf| taken(leaf, &mut tape));
-            let sinks = qkv.sinks.as_ref().map(|leaf| taken(leaf, &mut tape));
+            let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|leaf| take_gradient(leaf, &mut tape));
+            let sinks = qkv.sinks.as_ref().map(|leaf| take_gradient(leaf, &mut tape));
             Qkv { q, k, v, sinks }
         };
         at.runtime.raise_peak();
         let [q, k, v] = exchange.scatter([d.q, d.k, d.v].map(joined))?;
         let copies = exchange.copies();
-        let sinks = d.sinks.map(|sinks| exchange.among_all(&sinks));
+        let sinks = d.sinks.map(|sinks| exchange.scatter_heads(&sinks));
         Ok(Qkv { q, k: summed(k, copies), v: summed(v, copies), sinks })
     }
 
@@ -133,9 +133,9 @@ impl Sharding for Ulysses {
         let read = |chunk: Tensor<1>| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e));
         let values = |column: Vec<Tensor<1>>| column.into_iter().map(read).collect::<Result<Vec<_>>>();
         let [logp, entropy] = columns;
-        let own = [values(logp)?.concat(), values(entropy)?.concat()];
+        let scores = [values(logp)?.concat(), values(entropy)?.concat()];
         let mut columns = [Vec::new(), Vec::new()];
-        for parts in at.runtime.world().sequence_ranks().gather::<[Vec<f64>; 2]>(&own)? {
+        for parts in at.runtime.world().sequence_ranks().gather::<[Vec<f64>; 2]>(&scores)? {
             columns.iter_mut().zip(parts).for_each(|(column, part)| column.extend(part));
         }
         let device = at.decoder.device();
@@ -157,24 +157,24 @@ struct HeadExchange<'a>(PassContext<'a>);
 
 impl HeadExchange<'_> {
     /// The part of some numbers of all heads, `[1, heads]`, that belongs to this rank's heads.
-    fn of_own_heads(self, all: &Tensor<2>) -> Tensor<2> {
-        let own = all.dims()[1] / self.ranks();
-        let first = self.0.runtime.world().sequence_rank() * own;
-        all.clone().narrow(1, first, own)
+    fn local_heads(self, heads: &Tensor<2>) -> Tensor<2> {
+        let count = heads.dims()[1] / self.ranks();
+        let first = self.0.runtime.world().sequence_rank() * count;
+        heads.clone().narrow(1, first, count)
     }
 
     /// Numbers of this rank's heads among zeros for those of the others, whose ranks have theirs.
-    fn among_all(self, own: &Tensor<2>) -> Tensor<2> {
-        let [_, heads] = own.dims();
+    fn scatter_heads(self, sinks: &Tensor<2>) -> Tensor<2> {
+        let [_, heads] = sinks.dims();
         let rank = self.0.runtime.world().sequence_rank();
         let parts = (0..self.ranks()).map(|other| {
-            if other == rank { own.clone() } else { Tensor::zeros([1, heads], (&own.device(), own.dtype())) }
+            if other == rank { sinks.clone() } else { Tensor::zeros([1, heads], (&sinks.device(), sinks.dtype())) }
         });
         Tensor::cat(parts.collect(), 1)
     }
 
-    /// How often each key head goes on its way, so that every rank has one: as often as it takes for their number to be
-    /// a multiple of the ranks. Ranks that share a key head have different queries of its group.
+    /// Copies of each key head, so that every rank has one: as many as it takes for their number to be a multiple of
+    /// the ranks. Ranks that share a key head have different queries of its group.
     fn copies(self) -> usize {
         let ranks = self.ranks();
         let keys = self.0.decoder.arch().num_kv_heads;
@@ -190,20 +190,19 @@ impl HeadExchange<'_> {
         let copies = self.copies();
         let [k, v] = [&qkv.k, &qkv.v].map(|t| repeated(t.clone(), copies));
         let [q, k, v] = self.all_rows([qkv.q.clone(), k, v])?;
-        let sinks = qkv.sinks.as_ref().map(|all| self.of_own_heads(all));
+        let sinks = qkv.sinks.as_ref().map(|sinks| self.local_heads(sinks));
         Ok(Qkv { q, k, v, sinks })
     }
 
     /// From some rows of all heads, `[rows, heads, head_dim]` each, to all rows of some heads: rows of padding are left
     /// out.
-    fn all_rows<const N: usize>(self, own: [Tensor<3>; N]) -> Result<[Tensor<3>; N]> {
+    fn all_rows<const N: usize>(self, tensors: [Tensor<3>; N]) -> Result<[Tensor<3>; N]> {
         let ranks = self.ranks();
-        let shapes = own.each_ref().map(Tensor::dims);
+        let shapes = tensors.each_ref().map(Tensor::dims);
         // a block for each rank: its heads of these rows, of one tensor after the other
-        let blocks = own.map(|t| {
+        let blocks = tensors.map(|t| {
             let [rows, heads, dim] = t.dims();
-            let apart = t.reshape([rows, ranks, heads / ranks * dim]);
-            apart.swap_dims(0, 1).reshape([ranks, rows * heads / ranks * dim])
+            t.reshape([rows, ranks, heads / ranks * dim]).swap_dims(0, 1).reshape([ranks, rows * heads / ranks * dim])
         });
         let lengths = blocks.each_ref().map(|t| t.dims()[1]);
         let received = self.exchange(blocks)?;
@@ -213,8 +212,8 @@ impl HeadExchange<'_> {
             let [rows, heads, dim] = shapes[i];
             let part = received.clone().narrow(1, start, lengths[i]);
             start += lengths[i];
-            let all = part.reshape([ranks * rows, heads / ranks, dim]);
-            if real < ranks * rows { all.narrow(0, 0, real) } else { all }
+            let heads_first = part.reshape([ranks * rows, heads / ranks, dim]);
+            if real < ranks * rows { heads_first.narrow(0, 0, real) } else { heads_first }
         }))
     }
 
@@ -250,18 +249,17 @@ impl HeadExchange<'_> {
     fn exchange<const N: usize>(self, blocks: [Tensor<2>; N]) -> Result<Tensor<2>> {
         let runtime = self.0.runtime;
         let mut blocks = Vec::from(blocks);
-        let all = match blocks.len() {
+        let message = match blocks.len() {
             1 => blocks.remove(0),
             _ => Tensor::cat(blocks, 1),
         };
-        let all = widened(all);
-        let [ranks, block] = all.dims();
+        let message = widened(message);
+        let [ranks, block] = message.dims();
         let (world, values) = (runtime.world(), ranks * block);
-        let (home, bytes) = (world.buffers_home(), values * all.dtype().size());
+        let (home, bytes) = (world.buffers_home(), values * message.dtype().size());
         let accounts = &runtime.accounts;
         let _held = accounts.hold(Category::Communication, home, bytes);
-        let received = world.sequence_ranks().all_to_all_tensor(all.reshape([values]))?;
-        Ok(received.reshape([ranks, block]))
+        Ok(world.sequence_ranks().all_to_all_tensor(message.reshape([values]))?.reshape([ranks, block]))
     }
 }
 
@@ -271,14 +269,13 @@ fn joined(t: Tensor<3>) -> Tensor<2> {
     t.reshape([rows, heads * dim])
 }
 
-/// Every head so many times, one copy behind the other.
+/// Every head `copies` times, one copy behind the other.
 fn repeated(t: Tensor<3>, copies: usize) -> Tensor<3> {
     if copies == 1 {
         return t;
     }
     let [rows, heads, dim] = t.dims();
-    let each = t.reshape([rows, heads, 1, dim]);
-    each.expand([rows, heads, copies, dim]).reshape([rows, heads * copies, dim])
+    t.reshape([rows, heads, 1, dim]).expand([rows, heads, copies, dim]).reshape([rows, heads * copies, dim])
 }
 
 /// The sum over the copies of every head.

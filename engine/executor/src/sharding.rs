@@ -1,6 +1,6 @@
 //! Division of a model's arithmetic over ranks, which embedding, layers and head ask for. One rank has the default
-//! methods; `tensor_parallel` and `sequence_parallel` implement the others, and `pipeline_parallel` divides whole layers.
-//! Data parallel and `ZeRO` divide no arithmetic: they are in gradients and weights.
+//! methods; `tensor_parallel` and `sequence_parallel` implement the others, and `pipeline_parallel` divides whole
+//! layers. Data parallel and `ZeRO` divide no arithmetic: they are in gradients and weights.
 
 use super::gradients::{Gradients, TokenRows};
 use super::runtime::Runtime;
@@ -47,7 +47,7 @@ pub(super) struct Attended {
     pub mixed: Tensor<2>,
 }
 
-/// How ranks divide the arithmetic of a micro-batch.
+/// Division of a micro-batch's arithmetic over ranks.
 pub(super) trait Sharding {
     /// Rows of a micro-batch's tokens, `[tokens, hidden]`.
     fn embed(&self, at: PassContext<'_>, weights: &Weights) -> Result<Tensor<2>> {
@@ -71,7 +71,7 @@ pub(super) trait Sharding {
         Ok(Traced::Joins(x))
     }
 
-    /// Whether attention runs outside the graphs of its block.
+    /// True if attention runs outside the graphs of its block.
     fn splits_attention(&self, ctx: &ForwardContext) -> bool {
         ctx.recomputes_attention()
     }

@@ -1,5 +1,4 @@
-//! What ranks gather of each other's shards: a message a unit, in which a shard of every parameter follows the one
-//! before.
+//! Gathers of shards: one message per unit, in which a shard of every parameter follows the one before.
 
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::PrecisionExt;
@@ -14,27 +13,27 @@ use firebrick_models::unit::ParamSpec;
 use firebrick_plan::Partition;
 use std::sync::Arc;
 
-/// A parameter, or a rank's shard of it: what it has where its unit is shared out already.
-pub(crate) fn own_part(decoder: &Decoder, index: usize, partition: Partition) -> Param {
+/// A parameter, or a rank's shard of it: what it has where its unit is sharded already.
+pub(crate) fn local_part(decoder: &Decoder, index: usize, partition: Partition) -> Param {
     let value = decoder.param(index);
     let mut units = decoder.units().iter();
     let Some(unit) = units.find(|unit| unit.range.contains(&index)) else { unreachable!("a parameter of the model") };
     if partition.is_whole() || unit.is_sharded() {
         return value;
     }
-    let own = partition.range(unit.specs[index - unit.range.start].numel());
-    let shape = Partition::shape(own.len());
-    value.part(own, shape)
+    let range = partition.range(unit.specs[index - unit.range.start].numel());
+    let shape = Partition::shape(range.len());
+    value.part(range, shape)
 }
 
-/// Whether ranks gather a unit's values from device to device, without a copy to the host: where they exchange values
+/// True if ranks gather a unit's values from device to device, without a copy to the host: where they exchange values
 /// from there and the unit lies there. The same on every rank.
 pub(crate) fn from_device_to_device(world: &World, decoder: &Decoder, unit: usize) -> bool {
     [world.buffers_home(), decoder.units()[unit].store.home()] == [Home::Device; 2]
 }
 
-/// How shards of parameters lie in a rank's part of a message: each is filled up to the length of the longest one.
-/// Values are in the type that the parameters are stored in.
+/// Layout of shards in a rank's part of a message: each is filled up to the length of the longest one. Values are in
+/// the type that the parameters are stored in.
 pub(crate) struct Shards {
     /// Flat index, rows and columns, and the byte at which its shard begins.
     params: Vec<(usize, [usize; 2], usize)>,
@@ -47,7 +46,7 @@ pub(crate) struct Shards {
 
 impl Shards {
     /// Of the parameters at some flat indices.
-    pub fn of(decoder: &Decoder, indices: &[usize], partition: Partition) -> Self {
+    pub fn new(decoder: &Decoder, indices: &[usize], partition: Partition) -> Self {
         let width = decoder.arch().precision.dtype(decoder.device()).size();
         let specs: Vec<&ParamSpec> = decoder.specs().collect();
         let mut part = 0;
@@ -62,49 +61,49 @@ impl Shards {
         Self { params, partition, part, width }
     }
 
-    /// Gathers the shards of all ranks. `own` gives this rank's of a parameter, by its flat index, where it has any
-    /// values.
+    /// Gathers the shards of all ranks. `shard_of` gives this rank's of a parameter, by its flat index, where it has
+    /// any values.
     ///
     /// # Errors
-    /// Where a copy fails, or a rank has failed or is gone.
+    /// If a copy fails, or a rank has failed or is gone.
     pub fn gather(
         self,
         world: &World,
         accounts: &Arc<Accounts>,
-        own: impl FnMut(usize) -> Result<HostTensor>,
+        shard_of: impl FnMut(usize) -> Result<HostTensor>,
     ) -> Result<Gathered> {
         let held = self.hold(accounts);
-        let all = world.all_gather(self.part(own)?)?;
-        Ok(Gathered { shards: self, all, _held: held })
+        let values = world.all_gather(self.part(shard_of)?)?;
+        Ok(Gathered { shards: self, values, _held: held })
     }
 
-    /// The same without waiting: the gather is under way while this rank computes.
+    /// Starts a gather without waiting: it runs while this rank computes.
     ///
     /// # Errors
-    /// Where a copy fails.
+    /// If a copy fails.
     pub fn start(
         self,
         world: &World,
         accounts: &Arc<Accounts>,
-        own: impl FnMut(usize) -> Result<HostTensor>,
+        shard_of: impl FnMut(usize) -> Result<HostTensor>,
     ) -> Result<Started> {
         let held = self.hold(accounts);
-        let values = world.start_all_gather(self.part(own)?);
+        let values = world.start_all_gather(self.part(shard_of)?);
         Ok(Started { shards: self, values, held })
     }
 
     /// Gathers shards that lie on the device, where ranks exchange values from there: the whole parameters, in their
-    /// order, as all ranks have them. Waits until they are there. `own` gives this rank's shard of a parameter, by its
-    /// flat index, where it has any values.
+    /// order, as all ranks have them. Waits until they are there. `shard_of` gives this rank's shard of a parameter, by
+    /// its flat index, where it has any values.
     ///
     /// # Errors
-    /// Where memory runs out, or a rank has failed or is gone.
+    /// If memory runs out, or a rank has failed or is gone.
     pub fn gather_on_device(
         self,
         world: &World,
         accounts: &Arc<Accounts>,
         (device, dtype): (&Device, DType),
-        mut own: impl FnMut(usize) -> Result<Param>,
+        mut shard_of: impl FnMut(usize) -> Result<Param>,
     ) -> Result<Vec<Tensor<2>>> {
         let _held = self.hold_in(Home::Device, accounts);
         let (partition, part) = (self.partition, self.part / self.width);
@@ -112,19 +111,19 @@ impl Shards {
         for &(index, [rows, cols], _) in &self.params {
             let (there, length) = (partition.range(rows * cols).len(), partition.part(rows * cols));
             if there > 0 {
-                pieces.push(own(index)?.into_device(device).reshape([there]));
+                pieces.push(shard_of(index)?.into_device(device).reshape([there]));
             }
             if there < length {
                 pieces.push(Tensor::zeros([length - there], (device, dtype)));
             }
         }
-        let all = world.all_gather_tensor(Tensor::cat(pieces, 0))?;
+        let gathered = world.all_gather_tensor(Tensor::cat(pieces, 0))?;
         let whole = self.params.iter().map(|&(_, [rows, cols], start)| {
             let numel = rows * cols;
             let of_ranks = (0..partition.ranks()).filter_map(|rank| {
                 let len = partition.range_of(rank, numel).len();
                 let start = rank * part + start / self.width;
-                (len > 0).then(|| all.clone().narrow(0, start, len))
+                (len > 0).then(|| gathered.clone().narrow(0, start, len))
             });
             Tensor::cat(of_ranks.collect(), 0).reshape([rows, cols])
         });
@@ -141,14 +140,14 @@ impl Shards {
         accounts.hold(Category::Communication, home, bytes)
     }
 
-    /// What this rank gives.
-    fn part(&self, mut own: impl FnMut(usize) -> Result<HostTensor>) -> Result<Flat> {
+    /// This rank's part.
+    fn part(&self, mut shard_of: impl FnMut(usize) -> Result<HostTensor>) -> Result<Flat> {
         let mut part = vec![0; self.part];
         for &(index, [rows, cols], start) in &self.params {
             if self.partition.range(rows * cols).is_empty() {
                 continue;
             }
-            let shard = own(index)?;
+            let shard = shard_of(index)?;
             part[start..start + shard.bytes()].copy_from_slice(shard.as_bytes());
         }
         Ok(Flat::Bytes(part))
@@ -166,18 +165,17 @@ impl Started {
     /// The shards of all ranks, once they are there.
     ///
     /// # Errors
-    /// Where a rank has failed or is gone.
+    /// If a rank has failed or is gone.
     pub fn wait(self) -> Result<Gathered> {
         let Self { shards, values, held } = self;
-        let all = values.wait()?;
-        Ok(Gathered { shards, all, _held: held })
+        Ok(Gathered { shards, values: values.wait()?, _held: held })
     }
 }
 
 /// The shards of all ranks.
 pub(crate) struct Gathered {
     shards: Shards,
-    all: Flat,
+    values: Flat,
     /// Accounts for them.
     _held: MemoryGuard,
 }
@@ -187,11 +185,11 @@ impl Gathered {
     pub fn whole(&self, place: usize, decoder: &Decoder) -> HostTensor {
         let Shards { params, partition, part, width } = &self.shards;
         let (_, [rows, cols], start) = params[place];
-        let (all, numel) = (self.all.as_bytes(), rows * cols);
+        let (values, numel) = (self.values.as_bytes(), rows * cols);
         let mut bytes = Vec::with_capacity(numel * width);
         for rank in 0..partition.ranks() {
             let len = partition.range_of(rank, numel).len() * width;
-            bytes.extend_from_slice(&all[rank * part + start..][..len]);
+            bytes.extend_from_slice(&values[rank * part + start..][..len]);
         }
         let dtype = decoder.arch().precision.dtype(decoder.device());
         HostTensor::from_bytes(bytes, [rows, cols], dtype)

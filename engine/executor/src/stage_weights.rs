@@ -1,4 +1,4 @@
-//! The weights of a model whose layers are divided into stages: between passes a rank has those of its own stage.
+//! Weights of a model with pipeline stages: between passes a rank holds the weights of its stage.
 
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home};
@@ -18,15 +18,15 @@ pub(super) struct StageWeights {
 
 impl StageWeights {
     /// Those of a model, where it is divided into stages.
-    pub fn of(decoder: &Decoder, world: &World) -> Option<Self> {
+    pub fn new(decoder: &Decoder, world: &World) -> Option<Self> {
         decoder.stage().map(|_| Self { world: world.clone() })
     }
 
-    /// Lets go of all units that are on other stages. Says whether there were any.
-    pub fn share_out(decoder: &mut Decoder) -> Result<bool> {
+    /// Lets go of all units that are on other stages. Returns true if there were any.
+    pub fn shard(decoder: &mut Decoder) -> Result<bool> {
         let mut shared = false;
         for unit in 0..decoder.units().len() {
-            if decoder.is_elsewhere(unit) && !decoder.units()[unit].is_sharded() {
+            if decoder.is_on_other_stage(unit) && !decoder.units()[unit].is_sharded() {
                 decoder.shard_unit(unit, |_| (0..0, [0, 1]))?;
                 shared = true;
             }
@@ -35,15 +35,15 @@ impl StageWeights {
     }
 
     /// Makes all units whole, on all ranks of a pipeline: those that any rank lacks are sent by the first stage that
-    /// has them. Says whether there were any.
+    /// has them. Returns true if there were any.
     pub fn make_whole(&self, decoder: &mut Decoder, accounts: &Arc<Accounts>) -> Result<bool> {
         let lacks = |unit: &firebrick_models::decoder::Unit| u8::from(unit.is_sharded());
-        let own: Vec<u8> = decoder.units().iter().map(lacks).collect();
+        let sharded: Vec<u8> = decoder.units().iter().map(lacks).collect();
         // after an attempt that failed on one rank, units may be whole on others
-        let all = self.world.part_ranks().exchange(own)?;
+        let sharded = self.world.part_ranks().exchange(sharded)?;
         let mut gathered = false;
         for unit in 0..decoder.units().len() {
-            if all.iter().all(|rank| rank.get(unit) == Some(&0)) {
+            if sharded.iter().all(|rank| rank.get(unit) == Some(&0)) {
                 continue;
             }
             let values = self.unit(decoder, unit, accounts)?;
@@ -70,20 +70,20 @@ impl StageWeights {
     /// The parameters of a unit, on the host, from the first stage that has them. All ranks of a pipeline come here
     /// together.
     pub fn unit(&self, decoder: &Decoder, unit: usize, accounts: &Arc<Accounts>) -> Result<Vec<HostTensor>> {
-        let own = &decoder.units()[unit];
+        let unit_state = &decoder.units()[unit];
         let Some(stage) = decoder.stage() else { unreachable!("the model is divided into stages") };
-        let owner = stage.owner(decoder.arch(), own.kind);
+        let owner = stage.owner(decoder.arch(), unit_state.kind);
         let mut message = Vec::new();
         if owner == stage.stage() {
-            for index in own.range.clone() {
+            for index in unit_state.range.clone() {
                 message.extend_from_slice(decoder.param(index).download()?.as_bytes());
             }
         }
-        let all = self.world.part_ranks().exchange(message)?.swap_remove(owner);
-        let _held = accounts.hold(Category::Communication, Home::Host, all.len());
+        let bytes = self.world.part_ranks().exchange(message)?.swap_remove(owner);
+        let _held = accounts.hold(Category::Communication, Home::Host, bytes.len());
         let dtype = decoder.arch().precision.dtype(decoder.device());
-        let mut rest = &all[..];
-        let values = own.specs.iter().map(|spec| {
+        let mut rest = &bytes[..];
+        let values = unit_state.specs.iter().map(|spec| {
             let value;
             (value, rest) = rest.split_at(spec.numel() * dtype.size());
             HostTensor::from_bytes(value.to_vec(), spec.rows_cols(), dtype)
@@ -94,5 +94,5 @@ impl StageWeights {
 
 /// A plan of the whole model as the stage of a decoder has it: the parts of segments that run here.
 pub(super) fn plan_of_stage(plan: ModelPlan, decoder: &Decoder) -> ModelPlan {
-    plan.within(&decoder.own_body())
+    plan.within(&decoder.stage_body())
 }

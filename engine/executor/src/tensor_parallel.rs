@@ -9,7 +9,7 @@
 
 use super::gradient::Gradient;
 use super::gradients::{Gradients, TokenRows};
-use super::leaves::{collect, inner, qkv_root, taken};
+use super::leaves::{collect, inner, qkv_root, take_gradient};
 use super::runtime::Runtime;
 use super::sharding::{PassContext, Sharding, Traced, UnitGraph};
 use burn::tensor::Tensor;
@@ -20,7 +20,7 @@ use firebrick_backends::kernels::{RowsByToken, backward_root};
 use firebrick_backends::precision::widened;
 use firebrick_core::{Error, Result};
 use firebrick_models::attention::Qkv;
-use firebrick_models::decoder::Block;
+use firebrick_models::decoder::ShardSlice;
 use firebrick_models::forward_context::ForwardContext;
 use firebrick_models::tensor_group::local_ids;
 use firebrick_models::weights::Weights;
@@ -42,31 +42,29 @@ pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<(
 }
 
 /// The sum of tensors of one shape over the ranks that share matrices, in their order and at least in f32.
-pub(super) fn sum(own: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
-    let [rows, columns] = own.dims();
-    let (_held, own) = message(own, 1, runtime);
-    let sum = runtime.world().tensor_ranks().all_reduce_tensor(own)?;
-    Ok(sum.reshape([rows, columns]))
+pub(super) fn sum(part: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
+    let [rows, columns] = part.dims();
+    let (_held, part) = message(part, 1, runtime);
+    Ok(runtime.world().tensor_ranks().all_reduce_tensor(part)?.reshape([rows, columns]))
 }
 
 /// Every rank's tensor of one shape, by rank, at least in f32.
-pub(super) fn gather(own: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>>> {
-    let [rows, columns] = own.dims();
+pub(super) fn gather(part: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>>> {
+    let [rows, columns] = part.dims();
     let ranks = runtime.world().tensor_size();
-    let (_held, own) = message(widened(own.clone()), ranks, runtime);
-    let all = runtime.world().tensor_ranks().all_gather_tensor(own)?;
-    let all = all.reshape([ranks * rows, columns]);
-    let tensor = |rank: usize| all.clone().narrow(0, rank * rows, rows);
+    let (_held, part) = message(widened(part.clone()), ranks, runtime);
+    let parts = runtime.world().tensor_ranks().all_gather_tensor(part)?.reshape([ranks * rows, columns]);
+    let tensor = |rank: usize| parts.clone().narrow(0, rank * rows, rows);
     Ok((0..ranks).map(tensor).collect())
 }
 
-/// The values of a tensor as a message, and an account for what comes back: those of so many ranks.
-fn message(own: Tensor<2>, ranks: usize, runtime: &Runtime) -> (MemoryGuard, Tensor<1>) {
-    let values: usize = own.dims().iter().product();
-    let (home, bytes) = (runtime.world().buffers_home(), values * own.dtype().size());
+/// The values of a tensor as a message, and an account for the values of `ranks` ranks that come back.
+fn message(part: Tensor<2>, ranks: usize, runtime: &Runtime) -> (MemoryGuard, Tensor<1>) {
+    let values: usize = part.dims().iter().product();
+    let (home, bytes) = (runtime.world().buffers_home(), values * part.dtype().size());
     let accounts = &runtime.accounts;
     let held = accounts.hold(Category::Communication, home, ranks * bytes);
-    (held, own.reshape([values]))
+    (held, part.reshape([values]))
 }
 
 /// Ranks that share every matrix.
@@ -74,21 +72,20 @@ pub(super) struct TensorParallel;
 
 impl Sharding for TensorParallel {
     fn embed(&self, at: PassContext<'_>, weights: &Weights) -> Result<Tensor<2>> {
-        let part = at.decoder.embed_part(weights, at.micro.ids.clone());
+        let part = at.decoder.embed_shard(weights, at.micro.ids.clone());
         Ok(at.decoder.embedded(sum(part, at.runtime)?))
     }
 
     fn embedding_gradient(&self, at: PassContext<'_>, d: Tensor<2>, gradients: &mut Gradients) -> Result<()> {
         let PassContext { decoder, micro, runtime, .. } = at;
-        let Some(tokens) = decoder.own_tokens() else { unreachable!("ranks share the rows of the embedding") };
+        let Some(tokens) = decoder.local_tokens() else { unreachable!("ranks share the rows of the embedding") };
         // rows of other ranks' tokens add zeros to this rank's first row
         let [len, hidden] = d.dims();
         let [rows, _] = decoder.units()[0].specs[0].rows_cols();
         let (ids, others) = local_ids(tokens, micro.ids.clone());
         let others = others.reshape([len, 1]).expand([len, hidden]);
         let sorted = micro.segments.as_ref().map(|_| {
-            let ids = runtime.copier.download_indices(ids.clone()).finish()?;
-            let ids: Vec<i32> = ids.iter::<i32>().collect();
+            let ids: Vec<i32> = runtime.copier.download_indices(ids.clone()).finish()?.iter::<i32>().collect();
             Ok::<_, Error>(RowsByToken::new(&ids, decoder.device()))
         });
         let sorted = sorted.transpose()?;
@@ -98,10 +95,10 @@ impl Sharding for TensorParallel {
 
     fn run(&self, at: PassContext<'_>, unit: usize, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
         let decoder = at.decoder;
-        let normed = decoder.enter(weights, x.clone());
-        let part = decoder.partial(unit, weights, &normed, at.forward());
+        let normed = decoder.tp_norm(unit, weights, x.clone());
+        let part = decoder.tp_partial(unit, weights, &normed, at.forward());
         drop(normed);
-        Ok(decoder.leave(unit, weights, x, sum(part, at.runtime)?))
+        Ok(decoder.tp_finish(unit, weights, x, sum(part, at.runtime)?))
     }
 
     fn trace(&self, at: PassContext<'_>, unit: usize, weights: &Weights, x: Tensor<2>) -> Result<Traced> {
@@ -147,23 +144,22 @@ impl TpSublayer {
         let (decoder, ctx) = (at.decoder, at.forward());
         let weights = decoder.units()[unit].leaves(weights);
         let input = x.clone().autodiff().require_grad();
-        let normed = decoder.enter(&weights, input.clone());
+        let normed = decoder.tp_norm(unit, &weights, input.clone());
         let leaf = normed.clone().inner().autodiff().require_grad();
         let (attention, part) = if decoder.attends(unit) && ctx.recomputes_attention() {
             let Projected { qkv, .. } = decoder.project_normed(unit, &weights, &leaf, ctx);
-            let mixed = decoder.attend(unit, &inner(&qkv), ctx);
-            let mixed = mixed.autodiff().require_grad();
+            let mixed = decoder.attend(unit, &inner(&qkv), ctx).autodiff().require_grad();
             let part = decoder.output_part(unit, &weights, &mixed, ctx);
             (Some(DetachedAttention { qkv, mixed }), part)
         } else {
-            (None, decoder.partial(unit, &weights, &leaf, ctx))
+            (None, decoder.tp_partial(unit, &weights, &leaf, ctx))
         };
         let sum = sum(part.clone().inner(), at.runtime)?;
-        let (left, y) = if decoder.leaves_plainly(unit, &weights) {
-            (None, decoder.leave(unit, &weights, x, sum))
+        let (left, y) = if decoder.tp_finish_is_add(unit, &weights) {
+            (None, decoder.tp_finish(unit, &weights, x, sum))
         } else {
-            let [residual, sum] = [x, sum].map(|own| own.autodiff().require_grad());
-            let output = decoder.leave(unit, &weights, residual.clone(), sum.clone());
+            let [residual, sum] = [x, sum].map(|tensor| tensor.autodiff().require_grad());
+            let output = decoder.tp_finish(unit, &weights, residual.clone(), sum.clone());
             let y = output.clone().inner();
             let left = AfterReduce { residual, sum, output };
             (Some(left), y)
@@ -187,7 +183,7 @@ impl UnitGraph for TpSublayer {
             Some(AfterReduce { residual, sum, output }) => {
                 let mut tape = backward_root(output, d_output).backward();
                 collect(decoder, unit, &weights, &mut tape, gradients);
-                [&residual, &sum].map(|leaf| taken(leaf, &mut tape))
+                [&residual, &sum].map(|leaf| take_gradient(leaf, &mut tape))
             }
         };
 
@@ -196,7 +192,7 @@ impl UnitGraph for TpSublayer {
         runtime.raise_peak();
         collect(decoder, unit, &weights, &mut tape, gradients);
         if let Some(DetachedAttention { qkv, mixed }) = attention {
-            let d_mixed = taken(&mixed, &mut tape);
+            let d_mixed = take_gradient(&mixed, &mut tape);
             drop(tape);
             let plain = inner(&qkv);
             let d = decoder.attend_backward(unit, &plain, mixed.inner(), d_mixed, at.forward());
@@ -204,19 +200,19 @@ impl UnitGraph for TpSublayer {
             tape = qkv_root([qkv.q, qkv.k, qkv.v], [d.q, d.k, d.v]).backward();
             collect(decoder, unit, &weights, &mut tape, gradients);
         }
-        let d_normed = sum(taken(&leaf, &mut tape), runtime)?;
+        let d_normed = sum(take_gradient(&leaf, &mut tape), runtime)?;
         drop(tape);
 
         let mut tape = backward_root(normed, d_normed).backward();
         collect(decoder, unit, &weights, &mut tape, gradients);
-        Ok(d_residual + taken(&input, &mut tape))
+        Ok(d_residual + take_gradient(&input, &mut tape))
     }
 }
 
 impl Gradients {
-    /// Sums over the ranks that share matrices what each has a part of, among some parameters: those that all have
-    /// whole and use beside their own heads, and key heads that several have. Afterwards all have the same gradient of
-    /// these, to the bit. One message, if there is any.
+    /// All-reduces partial gradients of tensor-parallel ranks, among some parameters: replicated parameters used with
+    /// sharded heads, and key heads that several ranks have. Afterwards all have the same gradient of these, to the
+    /// bit. One message, if there is any.
     pub(super) fn sum_parts(&mut self, decoder: &Decoder, params: Range<usize>, runtime: &Runtime) -> Result<()> {
         if decoder.share().is_none() {
             return Ok(());
@@ -225,28 +221,28 @@ impl Gradients {
         let mut parts = Vec::new();
         for index in params {
             // ranks that share matrices have the same micro-batches, and so the same gradients
-            if let Some(block) = decoder.part_of_gradient(index)
-                && let Some(own) = self.take_own(index)
+            if let Some(block) = decoder.partial_grad_slice(index)
+                && let Some(gradient) = self.take_own(index)
             {
-                let own = own.into_host()?;
-                parts.push((index, block, own.dims(), Flat::from(own)));
+                let gradient = gradient.into_host()?;
+                parts.push((index, block, gradient.dims(), Flat::from(gradient)));
             }
         }
         if parts.is_empty() {
             return Ok(());
         }
         let mut message = Vec::with_capacity(parts.len());
-        for (_, block, _, own) in &parts {
-            let mut whole = Flat::zeros(own.element(), block.whole[0] * block.whole[1]);
+        for (_, block, _, values) in &parts {
+            let mut whole = Flat::zeros(values.element(), block.whole[0] * block.whole[1]);
             // whole rows of a matrix, or values of a vector
-            whole.write(first(block), own, 0..own.len());
+            whole.write(first(block), values, 0..values.len());
             message.push(whole);
         }
         let lengths: Vec<usize> = message.iter().map(Flat::len).collect();
         let sum = runtime.world().tensor_ranks().all_reduce(Flat::concat(message))?;
-        for ((index, block, shape, own), whole) in parts.into_iter().zip(sum.split(&lengths)) {
+        for ((index, block, shape, values_here), whole) in parts.into_iter().zip(sum.split(&lengths)) {
             let start = first(&block);
-            let values = whole.slice(start..start + own.len());
+            let values = whole.slice(start..start + values_here.len());
             let sum = values.into_host_tensor(shape);
             self.put(index, Gradient::Host(sum), decoder.device());
         }
@@ -254,8 +250,8 @@ impl Gradients {
     }
 }
 
-/// Where a part of whole rows, or of the values of a vector, begins among all values.
-fn first(block: &Block) -> usize {
+/// First index of a part of whole rows, or of the values of a vector, among all values.
+fn first(block: &ShardSlice) -> usize {
     let [rows, columns] = &block.part;
     rows.start * block.whole[1] + columns.start
 }

@@ -24,13 +24,13 @@ impl<'h> TokenChunk<'h> {
         temperature: f64,
         runtime: &Runtime,
     ) -> Result<Self> {
-        if head.own_tokens().is_none() {
+        if head.local_tokens().is_none() {
             let chunk = head.chunk(hidden, targets, temperature);
             return Ok(Self::Whole(Box::new(chunk)));
         }
         let part = head.part(hidden, targets, temperature);
-        let all = gather(part.statistics(), runtime)?;
-        Ok(Self::Shared(Box::new(part.merged(&all))))
+        let statistics = gather(part.statistics(), runtime)?;
+        Ok(Self::Shared(Box::new(part.merged(&statistics))))
     }
 
     /// Its scores.

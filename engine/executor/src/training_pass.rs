@@ -32,8 +32,8 @@ pub(super) struct Pass<'a, 'r> {
     graphs: Vec<Traced>,
 }
 
-/// What is told of every unit whose gradient is complete.
-pub(super) type Done<'d> = &'d mut dyn FnMut(&mut Decoder, &mut Gradients, usize) -> Result<()>;
+/// Called for every unit whose gradient is complete.
+pub(super) type UnitHook<'d> = &'d mut dyn FnMut(&mut Decoder, &mut Gradients, usize) -> Result<()>;
 
 impl Executor<'_> {
     /// Forward and backward of an optimizer step's micro-batches: adds to `gradients`, returns the sums of the loss.
@@ -60,15 +60,15 @@ impl Executor<'_> {
         let layers = decoder.arch().expert_layers().count();
         let balances = coefficient > 0.0 && layers > 0;
         let balanced = |micro: MicroBatch| {
-            let own = micro.router_loss(coefficient * self.loss_scale, tokens, layers);
-            micro.with_router_loss(balances.then_some(own))
+            let router_loss = micro.router_loss(coefficient * self.loss_scale, tokens, layers);
+            micro.with_router_loss(balances.then_some(router_loss))
         };
         let mut router_loss = 0.0;
         let groups: Vec<&[Vec<&Sequence>]> = self.groups(micros).collect();
         for (i, group) in groups.iter().enumerate() {
             let last = i + 1 == groups.len();
             let visits = self.training_visits(decoder);
-            let micros = group.iter().map(|s| balanced(self.dropped(decoder, s)));
+            let micros = group.iter().map(|s| balanced(self.micro_with_dropout(decoder, s)));
             let mut pass = Pass::new(self, micros.collect(), visits);
             let losses: Vec<RouterLoss> = pass.router_losses();
             let rows = pass.embed(decoder)?;
@@ -115,8 +115,7 @@ impl<'a, 'r> Pass<'a, 'r> {
 
     /// The auxiliary losses of its micro-batches, which layers add to as their graphs are traced.
     pub fn router_losses(&self) -> Vec<RouterLoss> {
-        let losses = self.micros.iter().filter_map(|micro| micro.ctx.router_loss());
-        losses.cloned().collect()
+        self.micros.iter().filter_map(|micro| micro.ctx.router_loss()).cloned().collect()
     }
 
     /// The rows of every micro-batch before the first layer.
@@ -169,8 +168,8 @@ impl<'a, 'r> Pass<'a, 'r> {
         };
         let mut rows = Vec::with_capacity(hidden.len());
         for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
-            let (d_scored, own) = pass.backward(self.executor.at(decoder, micro), hidden, loss, gradients)?;
-            sums.absorb(&own);
+            let (d_scored, head_sums) = pass.backward(self.executor.at(decoder, micro), hidden, loss, gradients)?;
+            sums.absorb(&head_sums);
             // unscored rows read the row of zeros that stands behind the scored ones: a gather, not a scatter
             let zero = Tensor::<2>::zeros([1, d_scored.dims()[1]], (&d_scored.device(), d_scored.dtype()));
             rows.push(Tensor::cat(vec![d_scored, zero], 0).select(0, micro.places.clone()));
@@ -190,7 +189,7 @@ impl<'a, 'r> Pass<'a, 'r> {
         decoder: &mut Decoder,
         mut rows: Vec<Tensor<2>>,
         gradients: &mut Gradients,
-        done: Done<'_>,
+        done: UnitHook<'_>,
     ) -> Result<Vec<Tensor<2>>> {
         let Executor { plan, runtime, .. } = *self.executor;
         let device = decoder.device().clone();
@@ -230,7 +229,7 @@ impl<'a, 'r> Pass<'a, 'r> {
         decoder: &mut Decoder,
         rows: Vec<Tensor<2>>,
         gradients: &mut Gradients,
-        done: Done<'_>,
+        done: UnitHook<'_>,
     ) -> Result<()> {
         let runtime = self.executor.runtime;
         if !decoder.units()[0].trains() {

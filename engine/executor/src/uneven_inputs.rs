@@ -1,5 +1,4 @@
-//! Passes through the model of a rank that has no micro-batch left, beside others that have one: it takes part in what
-//! they gather and sum.
+//! Passes of a rank that has no micro-batch left while others have one: it takes part in their collectives.
 
 use super::gradients::Gradients;
 use super::segment_executor::Executor;
@@ -9,7 +8,6 @@ use firebrick_plan::{ModelPlan, Order, Zero};
 
 /// Passes through the model that every rank makes of a batch that was dealt out, where what they exchange in each needs
 /// all of them, as it does from a stage of `ZeRO` on: those of the rank with most micro-batches. 0 where it does not.
-#[must_use]
 pub fn rounds(plan: &ModelPlan, dealt: &[Vec<usize>], from: Zero) -> usize {
     match (plan.zero >= from, plan.order) {
         (false, _) => 0,
@@ -29,7 +27,7 @@ impl Executor<'_> {
 
     /// Visits and completes the units in the order in which a training pass does, with nothing to add.
     pub(super) fn idle_round(&self, decoder: &Decoder, gradients: &mut Gradients) -> Result<()> {
-        let (plan, runtime, units) = (self.plan(), self.runtime(), decoder.units());
+        let (plan, runtime, units) = (self.plan, self.runtime(), decoder.units());
         let mut fetch = self.fetcher(self.training_visits(decoder));
         let forward = self.forward_visits(decoder).len();
         (0..forward).try_for_each(|_| fetch.next(decoder).map(drop))?;

@@ -1,7 +1,7 @@
-//! Weights that ranks share out between passes (`ZeRO`'s third stage, arXiv:1910.02054; FSDP, arXiv:2304.11277): each
-//! has its shard of every parameter, and all gather a unit's before it runs.
+//! Weights that ranks shard between passes (`ZeRO`'s third stage, arXiv:1910.02054; FSDP, arXiv:2304.11277): each has
+//! its shard of every parameter, and all gather a unit's before it runs.
 
-use super::shards::{Gathered, Shards, Started, from_device_to_device, own_part};
+use super::shards::{Gathered, Shards, Started, from_device_to_device, local_part};
 use burn::tensor::Tensor;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Accounts;
@@ -14,55 +14,45 @@ use firebrick_plan::{ModelPlan, Partition, Zero};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The ranks that share out a model's weights.
+/// The ranks that shard a model's weights.
 #[derive(Clone, Debug)]
 pub(super) struct WeightShards {
-    world: World,
-    partition: Partition,
+    pub world: World,
+    pub partition: Partition,
 }
 
 impl WeightShards {
-    /// Those of a plan, where it shares weights out and there are several ranks.
-    pub fn of(plan: &ModelPlan, world: &World) -> Option<Self> {
+    /// Those of a plan, where it shards weights and there are several ranks.
+    pub fn new(plan: &ModelPlan, world: &World) -> Option<Self> {
         Self::partition_of(plan, world).map(|partition| Self { world: world.clone(), partition })
     }
 
-    /// What each has under a plan that shares weights out.
+    /// The partition of a plan that shards weights.
     pub fn partition_of(plan: &ModelPlan, world: &World) -> Option<Partition> {
         let partition = world.partition(plan.zero);
         (plan.zero == Zero::Stage3 && !partition.is_whole()).then_some(partition)
     }
 
-    /// The ranks.
-    pub fn world(&self) -> &World {
-        &self.world
-    }
-
-    /// What each has.
-    pub fn partition(&self) -> Partition {
-        self.partition
-    }
-
-    /// Whether ranks share out the parameter at a flat index.
+    /// True if ranks shard the parameter at a flat index.
     pub fn has(decoder: &Decoder, index: usize) -> bool {
         let mut shared = decoder.units()[Self::units(decoder)].iter();
         shared.any(|unit| unit.range.contains(&index))
     }
 
-    /// The units that are shared out: tied ends, which both use one matrix, are whole on every rank.
+    /// The units that are sharded: tied ends, which both use one matrix, are whole on every rank.
     fn units(decoder: &Decoder) -> Range<usize> {
         if decoder.arch().tied { decoder.body() } else { 0..decoder.units().len() }
     }
 
-    /// Keeps this rank's shards of all units that are whole. Says whether there were any.
-    pub fn share_out(&self, decoder: &mut Decoder) -> Result<bool> {
+    /// Keeps this rank's shards of all units that are whole. Returns true if there were any.
+    pub fn shard(&self, decoder: &mut Decoder) -> Result<bool> {
         let mut shared = false;
         for unit in Self::units(decoder) {
             if !decoder.units()[unit].is_sharded() {
                 let part = |numel: usize| {
-                    let own = self.partition.range(numel);
-                    let shape = Partition::shape(own.len());
-                    (own, shape)
+                    let range = self.partition.range(numel);
+                    let shape = Partition::shape(range.len());
+                    (range, shape)
                 };
                 decoder.shard_unit(unit, part)?;
                 shared = true;
@@ -71,25 +61,23 @@ impl WeightShards {
         Ok(shared)
     }
 
-    /// Makes all units whole, on all ranks: those that any rank lacks are gathered. Says whether there were any.
+    /// Makes all units whole, on all ranks: those that any rank lacks are gathered. Returns true if there were any.
     pub fn make_whole(&self, decoder: &mut Decoder, accounts: &Arc<Accounts>) -> Result<bool> {
         let lacks = |unit: usize| u8::from(decoder.units()[unit].is_sharded());
-        let own: Vec<u8> = Self::units(decoder).map(lacks).collect();
+        let sharded: Vec<u8> = Self::units(decoder).map(lacks).collect();
         // after an attempt that failed on one rank, units may be whole on others
-        let all = self.world.exchange(own)?;
+        let sharded = self.world.exchange(sharded)?;
         let mut gathered = false;
         for (place, unit) in Self::units(decoder).enumerate() {
-            if all.iter().all(|rank| rank.get(place) == Some(&0)) {
+            if sharded.iter().all(|rank| rank.get(place) == Some(&0)) {
                 continue;
             }
             // where one has it whole, it may be on the host
-            let shared = all.iter().all(|rank| rank.get(place) == Some(&1));
+            let shared = sharded.iter().all(|rank| rank.get(place) == Some(&1));
             let values: Vec<Param> = if shared && self.gathers_on_device(decoder, &[unit]) {
-                let whole = self.gather_on_device(decoder, &[unit], accounts)?;
-                whole.into_iter().flatten().map(Param::Device).collect()
+                self.gather_on_device(decoder, &[unit], accounts)?.into_iter().flatten().map(Param::Device).collect()
             } else {
-                let whole = self.gather(decoder, &[unit], accounts)?;
-                whole.into_iter().flatten().map(Param::Host).collect()
+                self.gather(decoder, &[unit], accounts)?.into_iter().flatten().map(Param::Host).collect()
             };
             if decoder.units()[unit].is_sharded() {
                 decoder.unshard_unit(unit, values)?;
@@ -104,11 +92,11 @@ impl WeightShards {
     pub fn gather(&self, decoder: &Decoder, units: &[usize], accounts: &Arc<Accounts>) -> Result<Vec<Vec<HostTensor>>> {
         let gathered = self
             .layout(decoder, units)
-            .gather(&self.world, accounts, |index| Ok(own_part(decoder, index, self.partition).download()?))?;
+            .gather(&self.world, accounts, |index| Ok(local_part(decoder, index, self.partition).download()?))?;
         Ok(whole(decoder, units, &gathered))
     }
 
-    /// Whether shards of these units go from device to device, without a copy to the host: where the ranks exchange
+    /// True if shards of these units go from device to device, without a copy to the host: where the ranks exchange
     /// values from there and the plan keeps the shards there. The same on every rank.
     pub fn gathers_on_device(&self, decoder: &Decoder, units: &[usize]) -> bool {
         units.iter().all(|&unit| from_device_to_device(&self.world, decoder, unit))
@@ -123,29 +111,26 @@ impl WeightShards {
     ) -> Result<Vec<Vec<Tensor<2>>>> {
         let device = decoder.device();
         let values = (device, decoder.arch().precision.dtype(device));
-        let own = |index| Ok(own_part(decoder, index, self.partition));
-        let layout = self.layout(decoder, units);
-        let whole = layout.gather_on_device(&self.world, accounts, values, own)?;
+        let shard = |index| Ok(local_part(decoder, index, self.partition));
+        let whole = self.layout(decoder, units).gather_on_device(&self.world, accounts, values, shard)?;
         let mut whole = whole.into_iter();
         let count = |unit: &usize| decoder.units()[*unit].range.len();
-        let units = units.iter().map(count);
-        Ok(units.map(|n| whole.by_ref().take(n).collect()).collect())
+        Ok(units.iter().map(count).map(|n| whole.by_ref().take(n).collect()).collect())
     }
 
-    /// The same without waiting: the gather is under way while this rank computes. All ranks start it at the same place
-    /// of their order.
+    /// Starts a gather without waiting: it runs while this rank computes. All ranks start it at the same place of their
+    /// order.
     pub fn start(&self, decoder: &Decoder, units: Vec<usize>, accounts: &Arc<Accounts>) -> Result<StartedUnits> {
         let started = self
             .layout(decoder, &units)
-            .start(&self.world, accounts, |index| Ok(own_part(decoder, index, self.partition).download()?))?;
+            .start(&self.world, accounts, |index| Ok(local_part(decoder, index, self.partition).download()?))?;
         Ok(StartedUnits { units, started })
     }
 
-    /// How some units lie in a message.
+    /// Layout of some units in a message.
     fn layout(&self, decoder: &Decoder, units: &[usize]) -> Shards {
-        let ranges = units.iter().map(|&unit| decoder.units()[unit].range.clone());
-        let indices: Vec<usize> = ranges.flatten().collect();
-        Shards::of(decoder, &indices, self.partition)
+        let indices: Vec<usize> = units.iter().flat_map(|&unit| decoder.units()[unit].range.clone()).collect();
+        Shards::new(decoder, &indices, self.partition)
     }
 }
 
@@ -169,6 +154,5 @@ fn whole(decoder: &Decoder, units: &[usize], gathered: &Gathered) -> Vec<Vec<Hos
     let count = |unit: usize| decoder.units()[unit].range.len();
     let params = units.iter().map(|&unit| count(unit)).sum();
     let mut whole = (0..params).map(|place| gathered.whole(place, decoder));
-    let units = units.iter();
-    units.map(|&unit| whole.by_ref().take(count(unit)).collect()).collect()
+    units.iter().map(|&unit| whole.by_ref().take(count(unit)).collect()).collect()
 }

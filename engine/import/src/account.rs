@@ -1,4 +1,4 @@
-//! The account of an import: what became of every key.
+//! Report of an import: the outcome of every key.
 
 use super::assembly::Missing;
 use super::engine::Engine;
@@ -6,10 +6,10 @@ use super::entry::SourceLocation;
 use serde::Serialize;
 use serde_json::Value;
 
-/// A configuration of another engine as one of ours, with the account of it.
+/// A configuration of another engine converted to Firebrick's, with a report of every key.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Imported {
-    /// Whose files these are.
+    /// Engine of the files.
     pub engine: Engine,
     /// The configuration, as YAML.
     pub config: String,
@@ -17,13 +17,13 @@ pub struct Imported {
     pub rows: Vec<ImportedKey>,
     /// Defaults of the engine that the files leave out and that set something here.
     pub assumed: Vec<ImportedKey>,
-    /// What a run needs and the files do not say: the configuration has a value to be replaced.
+    /// Values that a run needs and the files lack: the configuration holds placeholders for them.
     pub missing: Vec<Missing>,
     /// Settings that were changed to go with others, and why.
     pub adjusted: Vec<String>,
-    /// What was passed over in the files, with its place.
+    /// Parts of the files that were skipped, with their places.
     pub notes: Vec<String>,
-    /// Why the configuration is refused, where it is.
+    /// Reason why the configuration is rejected, if it is.
     pub problem: Option<String>,
 }
 
@@ -35,26 +35,26 @@ impl Imported {
     }
 }
 
-/// A key of another engine, and what became of it.
+/// A key of another engine and its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ImportedKey {
     /// Its dotted path there.
     pub key: String,
     /// Its value.
     pub value: Value,
-    /// Where it stands; nothing for a default.
+    /// Its place; `None` for a default.
     pub place: Option<SourceLocation>,
-    /// Where it stood before that, and was overridden.
+    /// Earlier places, which were overridden.
     pub replaces: Vec<SourceLocation>,
-    /// Whether only a run decides its value; the one above is as it is written, or all candidates.
+    /// True if only a run decides its value; `value` is then the written text, or all candidates.
     pub open: bool,
-    /// What became of it.
+    /// Outcome of the import.
     #[serde(flatten)]
     pub outcome: KeyOutcome,
 }
 
 impl ImportedKey {
-    /// The settings that it became.
+    /// Settings that it maps to.
     pub(super) fn settings(&self) -> &[Setting] {
         match &self.outcome {
             KeyOutcome::Mapped { settings, .. } => settings,
@@ -63,30 +63,30 @@ impl ImportedKey {
     }
 }
 
-/// What became of a key.
+/// Outcome of a key.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum KeyOutcome {
     /// It has a counterpart here.
     Mapped {
-        /// The settings that it became.
+        /// Settings that it maps to.
         settings: Vec<Setting>,
-        /// What there is to say of them; often nothing.
+        /// Remark on them; often empty.
         note: String,
     },
     /// Nothing here needs it for the same results.
     NotNeeded {
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// Nothing here does it, and results depend on it.
     Cannot {
-        /// Why, and what to do instead.
+        /// Reason, and the alternative.
         why: String,
     },
     /// No table has it.
     Unknown {
-        /// The key of a table that is spelled most alike, where one is.
+        /// The most similar key of the tables, if one is close.
         nearest: Option<String>,
     },
 }

@@ -7,21 +7,21 @@ use std::collections::BTreeMap;
 /// Sections in the order in which the configuration has them.
 const SECTIONS: &str = "model task objective rollout update optim critic trainer memory precision device output warmup";
 
-/// Where rewards are collected.
+/// Key of the list of rewards.
 const REWARDS: &str = "task.rewards";
 
-/// What the files do not say.
+/// A value that the files lack.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Missing {
-    /// Our key.
+    /// Firebrick's key.
     pub key: String,
-    /// What stands there until it is replaced.
+    /// Placeholder in the configuration.
     pub stands_in: Value,
-    /// What to write.
+    /// Description of the value to write.
     pub what: String,
 }
 
-/// Whether a message names a key, and not only another that begins or ends so.
+/// Returns true if a message names a key, and not only a longer one that contains it.
 pub(super) fn names(message: &str, key: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let ends = |rest: &str| {
@@ -35,22 +35,22 @@ pub(super) fn names(message: &str, key: &str) -> bool {
     })
 }
 
-/// Settings of ours by dotted path.
+/// Firebrick settings by dotted path.
 #[derive(Debug, Default)]
 pub(super) struct Assembly {
     settings: BTreeMap<String, Value>,
     /// Rewards, in their order.
     pub rewards: Vec<Value>,
-    /// What the files do not say.
+    /// Values that the files lack.
     pub missing: Vec<Missing>,
-    /// What was changed, and why.
+    /// Changed settings, with the reasons.
     pub adjusted: Vec<String>,
-    /// Whether the environment makes the prompts, and there are no rows.
+    /// True if the environment makes the prompts and there are no rows.
     pub has_no_rows: bool,
 }
 
 impl Assembly {
-    /// Puts a setting; `task.rewards[]` adds a reward.
+    /// Sets a key; `task.rewards[]` adds a reward.
     pub fn put(&mut self, key: &str, value: Value) {
         if key == "task.rewards[]" {
             self.rewards.push(value);
@@ -59,7 +59,7 @@ impl Assembly {
         }
     }
 
-    pub fn all(&self) -> &BTreeMap<String, Value> {
+    pub fn settings(&self) -> &BTreeMap<String, Value> {
         &self.settings
     }
 
@@ -67,7 +67,7 @@ impl Assembly {
         self.settings.get(key)
     }
 
-    pub fn whole(&self, key: &str) -> Option<u64> {
+    pub fn count(&self, key: &str) -> Option<u64> {
         self.get(key).and_then(Value::as_u64)
     }
 
@@ -79,21 +79,21 @@ impl Assembly {
         self.settings.remove(key)
     }
 
-    /// All keys with a section's name before them.
+    /// Keys of a section.
     pub fn keys_of(&self, section: &str) -> Vec<String> {
         let start = format!("{section}.");
         let keys = self.settings.keys().filter(|key| key.starts_with(&start));
         keys.cloned().collect()
     }
 
-    /// A setting that a message names and that a configuration can do without.
+    /// An optional setting that a message names.
     pub fn named_in(&self, message: &str) -> Option<String> {
         let needed = |key: &str| ["model", "task", "output"].contains(&key.split('.').next().unwrap_or(key));
         let named = |key: &&String| names(message, key) && !needed(key);
         self.settings.keys().find(named).cloned()
     }
 
-    /// Puts a value that is to be replaced, unless there is one.
+    /// Sets a placeholder, unless the key has a value.
     pub fn need(&mut self, key: &str, stands_in: impl Into<Value>, what: &str) {
         if self.has(key) {
             return;
@@ -103,7 +103,7 @@ impl Assembly {
         self.missing.push(Missing { key: key.to_owned(), stands_in, what: what.to_owned() });
     }
 
-    /// Says that the first reward stands in for what grades completions.
+    /// Marks the first reward as a placeholder.
     pub fn replace_rewards(&mut self, what: &str) {
         let stands_in = self.rewards.first().cloned().unwrap_or_default();
         self.missing.push(Missing { key: REWARDS.to_owned(), stands_in, what: what.to_owned() });

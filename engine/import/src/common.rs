@@ -1,4 +1,4 @@
-//! What several engines' keys become in the same way.
+//! Conversions that several engines share.
 
 use super::facts::Facts;
 use super::rules::prelude::*;
@@ -31,7 +31,7 @@ pub(super) fn model(source: &SourceKey) -> MappedKey {
     let path = source.facts.path(name);
     let is_name = !path.starts_with(['/', '.']) && path.matches('/').count() == 1;
     let note = if is_name { "a folder next to the configuration file, or else downloaded from the Hub" } else { "" };
-    set("model.path", path).noted(note)
+    set("model.path", path).with_note(note)
 }
 
 /// A reward model by its folder.
@@ -48,7 +48,7 @@ pub(super) fn texts(value: &Value) -> Vec<&str> {
     }
 }
 
-/// Files of rows under a key of ours: one, or a list.
+/// Files of rows under a Firebrick key: one, or a list.
 fn rows(source: &SourceKey, key: &str) -> MappedKey {
     let mut paths: Vec<Value> = texts(source.value).iter().map(|file| source.facts.path(file).into()).collect();
     match paths.len() {
@@ -58,7 +58,7 @@ fn rows(source: &SourceKey, key: &str) -> MappedKey {
     }
 }
 
-/// Steps of so many passes over the training rows, where their number is known. What is left of a pass is dropped.
+/// Steps of `epochs` passes over the training rows, if their number is known. The rest of a pass is dropped.
 pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64) -> MappedKey {
     let is_gsm8k = ["data.train_files", "dataset_name", "load_dataset.argument_1"]
         .iter()
@@ -70,13 +70,13 @@ pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64) -> MappedKey {
              set trainer.steps to epochs x rows / trainer.train_batch_size",
         );
     };
-    let each = rows / prompts.max(1);
-    let steps = (epochs * each as f64).ceil().max(1.0) as u64;
-    let note = format!("{epochs} x {each} steps of {prompts} prompts out of {rows} rows");
-    set("trainer.steps", steps).noted(note)
+    let steps_per_epoch = rows / prompts.max(1);
+    let steps = (epochs * steps_per_epoch as f64).ceil().max(1.0) as u64;
+    let note = format!("{epochs} x {steps_per_epoch} steps of {prompts} prompts out of {rows} rows");
+    set("trainer.steps", steps).with_note(note)
 }
 
-/// Where metrics go.
+/// Metric trackers.
 pub(super) fn trackers(source: &SourceKey) -> MappedKey {
     let (ours, others): (Vec<&str>, Vec<&str>) =
         texts(source.value).into_iter().partition(|name| ["tensorboard", "trackio"].contains(name));
@@ -90,10 +90,10 @@ pub(super) fn trackers(source: &SourceKey) -> MappedKey {
         [] => String::new(),
         _ => format!("no {} here; trackio is used instead", others.join(", ")),
     };
-    set("trainer.logger", json!(loggers)).noted(note)
+    set("trainer.logger", json!(loggers)).with_note(note)
 }
 
-/// What trackers call a run, or the project that it belongs to.
+/// Name of a run or a project in trackers.
 fn tracked(source: &SourceKey, key: &str) -> MappedKey {
     match source.value {
         Value::String(name) if !name.is_empty() => set(key, name.as_str()),
@@ -103,17 +103,17 @@ fn tracked(source: &SourceKey, key: &str) -> MappedKey {
     }
 }
 
-/// A whole number above zero under a key of ours.
+/// A positive integer under a Firebrick key.
 pub(super) fn size(source: &SourceKey, key: &str) -> MappedKey {
     source.count().map_or_else(|| source.off_or_wrong("a whole number above 0"), |n| set(key, n))
 }
 
-/// A value under a key of ours, where there is one.
+/// A value under a Firebrick key, if there is one.
 pub(super) fn given(source: &SourceKey, key: &str) -> MappedKey {
     if source.is_absent() { absent() } else { set(key, plain(source.value)) }
 }
 
-/// A folder or file under a key of ours.
+/// A folder or file under a Firebrick key.
 fn path(source: &SourceKey, key: &str) -> MappedKey {
     set(key, source.facts.path(source.text().unwrap_or_default()))
 }
@@ -127,7 +127,7 @@ fn judge_model(source: &SourceKey) -> MappedKey {
 pub(super) fn ranks(source: &SourceKey, key: &str) -> MappedKey {
     match source.whole() {
         None | Some(-1..=1) => not_needed("one rank, as here without mpirun"),
-        Some(n) => set(key, n).noted(
+        Some(n) => set(key, n).with_note(
             "a run has as many ranks as `mpirun -n N` starts, and rejects another number; remove the key for one \
              device",
         ),

@@ -44,7 +44,6 @@ impl Engine {
     }
 
     /// Its spelling on the command line.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.names().0
     }
@@ -66,7 +65,7 @@ impl Engine {
         &RULES[self as usize]
     }
 
-    /// What it does where a file does not say, as far as that differs from here.
+    /// Its defaults that differ from Firebrick's.
     pub(super) fn defaults(self, facts: &Facts) -> Vec<(String, Value)> {
         let mut defaults = self.rules().defaults(facts);
         if self == Self::Nemo {
@@ -75,13 +74,13 @@ impl Engine {
         defaults
     }
 
-    /// Why the files are of a run that is not imported, where they are.
+    /// Reason why the files' run is not imported, if it is not.
     pub(super) fn refusal(self, facts: &Facts) -> Option<String> {
         if self == Self::Trl { trl::refusal(facts) } else { self.rules().refusal(facts) }
     }
 
-    /// What makes settings that follow from several keys together.
-    pub(super) fn last(self) -> &'static [fn(&Facts, &mut Assembly)] {
+    /// Functions for settings that follow from several keys.
+    pub(super) fn finishers(self) -> &'static [fn(&Facts, &mut Assembly)] {
         match self {
             Self::Verl => &[verl::finish],
             Self::Trl => &[trl::finish, trl::batches],
@@ -90,20 +89,20 @@ impl Engine {
         }
     }
 
-    /// The engine whose program runs, or else that knows the most of the keys.
-    pub(super) fn of(facts: &Facts) -> Result<Self, ImportError> {
+    /// The engine of the program, or the one with the most matching keys.
+    pub(super) fn detect(facts: &Facts) -> Result<Self, ImportError> {
         if facts.text(PROGRAM).is_some_and(|program| program.starts_with("verl.")) {
             return Ok(Self::Verl);
         }
-        let known = |engine: Self| {
+        let known_keys = |engine: Self| {
             let keys = facts.keys().filter(|key| *key != PROGRAM);
             let names = keys.filter_map(|key| engine.rules().find(key));
             // a key by its name is worth two by their section
             names.map(|(name, _)| if name.ends_with("**") { 1 } else { 2 }).sum::<usize>()
         };
         // of equals the first
-        match Self::ALL.into_iter().rev().max_by_key(|engine| known(*engine)) {
-            Some(engine) if known(engine) > 0 => Ok(engine),
+        match Self::ALL.into_iter().rev().max_by_key(|engine| known_keys(*engine)) {
+            Some(engine) if known_keys(engine) > 0 => Ok(engine),
             _ => {
                 let keys: Vec<&str> = facts.keys().take(3).collect();
                 Err(ImportError::UnknownEngine(format!(
@@ -126,8 +125,8 @@ impl FromStr for Engine {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let own = |engine: &Self| engine.name() == name.to_ascii_lowercase();
-        Self::ALL.into_iter().find(own).ok_or_else(|| {
+        let has_name = |engine: &Self| engine.name() == name.to_ascii_lowercase();
+        Self::ALL.into_iter().find(has_name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name);
             format!("unknown engine {name:?}; known: {}", names.join(", "))
         })

@@ -1,4 +1,4 @@
-//! What a file of another engine says: keys with values, and where they stand.
+//! Contents of another engine's file: keys, values and their places.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -7,15 +7,18 @@ use std::fmt;
 /// The key of the program that a command starts: a module, or a file.
 pub(super) const PROGRAM: &str = "(program)";
 
+/// Marks a section of `NeMo RL` that replaces its base.
+pub(super) const OVERRIDE: &str = "_override_";
+
 /// The value of an environment variable, for scripts that read one.
 pub(super) type EnvironmentLookup<'e> = &'e (dyn Fn(&str) -> Option<String> + Sync);
 
-/// Where a key stands.
+/// Place of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SourceLocation {
-    /// The file's name, as it was given.
+    /// The file's name as given.
     pub file: String,
-    /// Line, counted from 1, where it is known.
+    /// Line, counted from 1, if known.
     pub line: Option<usize>,
 }
 
@@ -30,16 +33,16 @@ impl fmt::Display for SourceLocation {
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Given {
+pub(super) enum SourceValue {
     /// A value.
-    Value(Value),
-    /// A text that stands for a value, and what it would take to know it.
-    Open {
-        /// What is written.
+    Known(Value),
+    /// A value that depends on the running program.
+    Unresolved {
+        /// Source text.
         text: String,
-        /// A variable, a command's output, an expression.
+        /// The variable, command output or expression that it depends on.
         needs: String,
-        /// The values that it may have, of branches and loops.
+        /// Possible values, from branches and loops.
         candidates: Vec<Candidate>,
     },
 }
@@ -47,86 +50,89 @@ pub(super) enum Given {
 /// A value that a key may have.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Candidate {
-    /// Nothing where the key may be absent.
+    /// `None` if the key may be absent or its value is unknown.
     pub value: Option<Value>,
-    /// Where it is given; nothing where the key is absent.
+    /// Its place; `None` if the key is absent.
     pub place: Option<SourceLocation>,
 }
 
-impl Given {
-    /// What is written, and what it would take to know its value.
-    pub fn open(text: impl Into<String>, needs: impl Into<String>) -> Self {
-        Self::Open { text: text.into(), needs: needs.into(), candidates: Vec::new() }
+impl SourceValue {
+    /// A value that depends on `needs`.
+    pub fn unresolved(text: impl Into<String>, needs: impl Into<String>) -> Self {
+        Self::Unresolved { text: text.into(), needs: needs.into(), candidates: Vec::new() }
     }
 
-    /// One of several values, which only a run decides.
+    /// One of several values; only a run decides which.
     pub fn one_of(candidates: Vec<Candidate>) -> Self {
-        let each = candidates.iter().map(|own| match (&own.value, &own.place) {
+        let labels: Vec<String> = candidates.iter().map(|candidate| candidate.label("nothing")).collect();
+        let text = labels.join(" | ");
+        let labels: Vec<String> = candidates.iter().map(ToString::to_string).collect();
+        Self::Unresolved { text, needs: format!("one of {}", labels.join(", ")), candidates }
+    }
+}
+
+impl Candidate {
+    fn label(&self, absent: &str) -> String {
+        match (&self.value, &self.place) {
             (Some(Value::String(text)), _) => text.clone(),
             (Some(value), _) => value.to_string(),
             (None, Some(_)) => "an unknown value".to_owned(),
-            (None, None) => "nothing".to_owned(),
-        });
-        let text = each.collect::<Vec<_>>().join(" | ");
-        let each: Vec<String> = candidates.iter().map(ToString::to_string).collect();
-        Self::Open { text, needs: format!("one of {}", each.join(", ")), candidates }
+            (None, None) => absent.to_owned(),
+        }
+    }
+
+    /// Its line in parentheses after a space; empty if unknown.
+    pub fn line(&self) -> String {
+        let line = self.place.as_ref().and_then(|place| place.line);
+        line.map_or_else(String::new, |line| format!(" (line {line})"))
     }
 }
 
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.value, &self.place) {
-            (Some(Value::String(text)), _) => f.write_str(text)?,
-            (Some(value), _) => write!(f, "{value}")?,
-            (None, Some(_)) => f.write_str("an unknown value")?,
-            (None, None) => f.write_str("no value")?,
-        }
-        match &self.place {
-            Some(SourceLocation { line: Some(line), .. }) => write!(f, " (line {line})"),
-            _ => Ok(()),
-        }
+        write!(f, "{}{}", self.label("no value"), self.line())
     }
 }
 
-/// A file that another names and that is not among those given.
+/// A file that another names and that is not among the inputs.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Absent {
-    /// The command or option that names it; empty where a key's own row says that it is not given.
+pub(super) struct MissingFile {
+    /// The command or option that names it; empty if a key's row reports it.
     pub by: String,
     pub file: String,
     pub place: SourceLocation,
-    /// Whether it may have any setting.
+    /// True if it may hold settings.
     pub has_settings: bool,
 }
 
-/// What a file says, and what there is to say of it.
+/// Parsed file: entries, notes and missing files.
 #[derive(Debug, Default)]
-pub(super) struct Reading {
-    /// Keys with values, in the order in which they count.
+pub(super) struct ParsedSource {
+    /// Keys with values, in order of precedence, lowest first.
     pub entries: Vec<Entry>,
-    /// Functions and classes that a program defines, by name.
+    /// Functions and classes defined by a program, by name.
     pub definitions: Vec<(String, SourceLocation)>,
-    /// What was passed over.
+    /// Notes on skipped parts.
     pub notes: Vec<String>,
-    /// Files that it needs and that are not given.
-    pub absent: Vec<Absent>,
+    /// Files that it needs and that are missing.
+    pub absent: Vec<MissingFile>,
     /// Files that were read with it.
     pub used: Vec<String>,
 }
 
-impl Reading {
-    /// Takes what another has to say besides its entries.
-    pub fn join(&mut self, other: Self) {
+impl ParsedSource {
+    /// Adds all of another but its entries.
+    pub fn merge(&mut self, other: Self) {
         let notes = other.notes.into_iter().filter(|note| !self.notes.contains(note));
         self.notes.extend(notes.collect::<Vec<_>>());
-        let absent = other.absent.into_iter().filter(|own| !self.absent.contains(own));
+        let absent = other.absent.into_iter().filter(|file| !self.absent.contains(file));
         self.absent.extend(absent.collect::<Vec<_>>());
         self.used.extend(other.used);
         self.definitions.extend(other.definitions);
     }
 }
 
-impl From<Vec<Entry>> for Reading {
+impl From<Vec<Entry>> for ParsedSource {
     fn from(entries: Vec<Entry>) -> Self {
         Self { entries, ..Self::default() }
     }
@@ -137,37 +143,46 @@ impl From<Vec<Entry>> for Reading {
 pub(super) struct Entry {
     /// Dotted path.
     pub key: String,
-    pub given: Given,
+    pub value: SourceValue,
     pub place: SourceLocation,
-    /// Hydra's `~key`: the key is taken out.
+    /// Hydra's `~key`: the key is removed.
     pub removes: bool,
 }
 
 impl Entry {
-    pub fn new(key: impl Into<String>, given: Given, place: &SourceLocation) -> Self {
-        Self { key: key.into(), given, place: place.clone(), removes: false }
+    pub fn new(key: impl Into<String>, value: SourceValue, place: &SourceLocation) -> Self {
+        Self { key: key.into(), value, place: place.clone(), removes: false }
     }
 
-    /// Entries of what is given.
-    pub fn all(key: &str, given: Given, place: &SourceLocation) -> Vec<Self> {
-        let Given::Value(value) = given else {
-            return vec![Self::new(key, given, place)];
+    /// Entries of a key with its value.
+    pub fn flattened(key: &str, value: SourceValue, place: &SourceLocation) -> Vec<Self> {
+        let SourceValue::Known(value) = value else {
+            return vec![Self::new(key, value, place)];
         };
         let mut entries = Vec::new();
-        Self::flatten(key, value, place, &mut entries);
+        Self::flatten(key, "", value, &|_| place.clone(), &mut entries);
         entries
     }
 
-    /// Entries of a value: a mapping is its parts, with dotted keys.
-    fn flatten(key: &str, value: Value, place: &SourceLocation, into: &mut Vec<Self>) {
+    /// Flattens a mapping into entries with dotted keys; `place` gives the place of a JSON pointer.
+    pub fn flatten(
+        key: &str,
+        pointer: &str,
+        value: Value,
+        place: &dyn Fn(&str) -> SourceLocation,
+        into: &mut Vec<Self>,
+    ) {
         match value {
             Value::Object(map) if !map.is_empty() => {
-                for (part, value) in map {
+                let mut parts: Vec<(String, Value)> = map.into_iter().collect();
+                parts.sort_by_key(|(part, _)| part != OVERRIDE);
+                for (part, value) in parts {
+                    let pointer = format!("{pointer}/{}", part.replace('~', "~0").replace('/', "~1"));
                     let key = if key.is_empty() { part } else { format!("{key}.{part}") };
-                    Self::flatten(&key, value, place, into);
+                    Self::flatten(&key, &pointer, value, place, into);
                 }
             }
-            value => into.push(Self::new(key, Given::Value(value), place)),
+            value => into.push(Self::new(key, SourceValue::Known(value), &place(pointer))),
         }
     }
 }

@@ -1,22 +1,25 @@
-//! What of a file cannot be read at all.
+//! Errors of unreadable files.
 
 use super::entry::SourceLocation;
 
-/// Errors of reading another engine's files. Keys that are not known are no error: they stand in the table.
+/// Result of reading files.
+pub(crate) type ImportResult<T = ()> = Result<T, ImportError>;
+
+/// Errors of reading another engine's files. Unknown keys are no error: the report lists them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
-    /// A file is not what its name says.
+    /// A file does not have the format of its name.
     #[error("{place}: {detail}")]
     Unreadable {
-        /// The file, and the line where it is known.
+        /// The file, and the line if known.
         place: SourceLocation,
-        /// What was expected, what was found, what to do.
+        /// Expectation, finding, remedy.
         detail: String,
     },
-    /// The files are of a run that is none of reinforcement learning, or of one that cannot be done.
+    /// The files configure a run that is not supported, such as supervised training.
     #[error("{0}")]
     OtherRun(String),
-    /// No key of the files is one of an engine.
+    /// No engine has any key of the files.
     #[error("{0}")]
     UnknownEngine(String),
 }

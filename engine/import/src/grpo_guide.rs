@@ -1,4 +1,4 @@
-//! The names of the guide to GRPO's memory: a script's own variables.
+//! The names of the guide to GRPO's memory: a script's variables.
 
 use super::rules::prelude::*;
 use serde_json::json;
@@ -21,7 +21,7 @@ fn batch(source: &SourceKey) -> MappedKey {
             ("trainer.train_batch_size", json!(prompts * steps)),
             ("memory.micro_batch_size", json!(prompts * group)),
         ])
-        .noted(format!("{prompts} prompts x {steps} accumulation steps; {prompts} x {group} sequences at a time")),
+        .with_note(format!("{prompts} prompts x {steps} accumulation steps; {prompts} x {group} sequences at a time")),
         _ => source.wrong("a number of prompts"),
     }
 }
@@ -33,7 +33,7 @@ fn block(source: &SourceKey) -> MappedKey {
             ("rollout.prompt_length", json!(tokens / 2)),
             ("rollout.response_length", json!(tokens - tokens / 2)),
         ])
-        .noted("half for the prompt, half for the completion: divide it as the task needs"),
+        .with_note("half for the prompt, half for the completion: divide it as the task needs"),
         _ => source.wrong("a number of tokens"),
     }
 }

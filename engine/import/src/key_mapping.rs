@@ -1,10 +1,10 @@
-//! A key of another engine with its value, and what it becomes here.
+//! A key of another engine with its value, and its conversion.
 
 use super::facts::{Facts, number, truth, whole};
 use super::literal::word;
 use serde_json::Value;
 
-/// A key that is asked about.
+/// A key to convert.
 #[derive(Clone, Copy)]
 pub(super) struct SourceKey<'a> {
     pub key: &'a str,
@@ -12,18 +12,18 @@ pub(super) struct SourceKey<'a> {
     pub facts: &'a Facts,
 }
 
-/// What becomes of a key with its value.
+/// Conversion of a key with its value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum MappedKey {
-    /// It sets these keys of ours; what there is to say of it.
+    /// Firebrick settings, and a note on them.
     Set(Vec<(String, Value)>, String),
     NotNeeded(String),
     Cannot(String),
 }
 
 impl MappedKey {
-    /// What there is to say of its settings.
-    pub fn noted(self, note: impl Into<String>) -> Self {
+    /// Attaches a note to settings.
+    pub fn with_note(self, note: impl Into<String>) -> Self {
         match self {
             Self::Set(settings, _) => Self::Set(settings, note.into()),
             other => other,
@@ -71,7 +71,7 @@ impl<'a> SourceKey<'a> {
         number(self.value)
     }
 
-    /// Our name of the float type that it is.
+    /// Firebrick's name of the float type.
     pub fn float(&self) -> Option<&'static str> {
         float(self.text())
     }
@@ -89,12 +89,12 @@ impl<'a> SourceKey<'a> {
         self.value.is_null()
     }
 
-    /// The same key with another value.
+    /// Copies the key with another value.
     pub fn with(self, value: &'a Value) -> Self {
         Self { value, ..self }
     }
 
-    /// The section that it stands in.
+    /// Its section.
     pub fn section(&self) -> &'a str {
         self.key.rsplit_once('.').map_or("", |(section, _)| section)
     }
@@ -104,17 +104,17 @@ impl<'a> SourceKey<'a> {
         self.key.rsplit('.').next().unwrap_or(self.key)
     }
 
-    /// Another key of its section.
-    pub fn beside(&self, name: &str) -> Option<&'a Value> {
+    /// Value of another key of its section.
+    pub fn sibling(&self, name: &str) -> Option<&'a Value> {
         self.facts.value(&format!("{}.{name}", self.section()))
     }
 
-    /// Another key; one that begins with a stop is of its section.
-    pub fn other(&self, key: &str) -> Option<&'a Value> {
-        key.strip_prefix('.').map_or_else(|| self.facts.value(key), |name| self.beside(name))
+    /// Value of another key; a leading dot means its section.
+    pub fn lookup(&self, key: &str) -> Option<&'a Value> {
+        key.strip_prefix('.').map_or_else(|| self.facts.value(key), |name| self.sibling(name))
     }
 
-    /// A value that is none of those that the key has; null is none at all.
+    /// Outcome of an invalid value; null counts as absent.
     pub fn wrong(&self, expected: &str) -> MappedKey {
         if self.is_absent() {
             return absent();
@@ -122,12 +122,12 @@ impl<'a> SourceKey<'a> {
         cannot(format!("expected {expected}, found {}; correct it in the source, or write our key by hand", self.value))
     }
 
-    /// The same, of a value that may be off.
+    /// Outcome of an invalid value of a key that can be off.
     pub fn off_or_wrong(&self, expected: &str) -> MappedKey {
         if self.is_off() { absent() } else { self.wrong(expected) }
     }
 
-    /// Whether the value turns something off.
+    /// Returns true if the value turns something off.
     pub fn is_off(&self) -> bool {
         match self.value {
             Value::Null | Value::Bool(false) => true,
@@ -142,7 +142,7 @@ impl<'a> SourceKey<'a> {
     }
 }
 
-/// A value under a key of ours: whole numbers without a fraction, numbers and truth values without quotes.
+/// A value in YAML's plain form: integers without a fraction, numbers and booleans without quotes.
 pub(super) fn plain(value: &Value) -> Value {
     match value {
         Value::String(text) => match word(text) {
@@ -154,7 +154,7 @@ pub(super) fn plain(value: &Value) -> Value {
     }
 }
 
-/// Our name of a float type.
+/// Firebrick's name of a float type.
 pub(super) fn float(name: Option<&str>) -> Option<&'static str> {
     match name?.trim_start_matches("torch.").to_ascii_lowercase().as_str() {
         "bfloat16" | "bf16" => Some("bf16"),

@@ -1,15 +1,15 @@
-//! Configurations of other engines, read into Firebrick's: verl's YAML and launch scripts, TRL's arguments, `NeMo RL`'s
-//! YAML.
+//! Converts configurations of other engines: verl's YAML and launch scripts, TRL's arguments, `NeMo RL`'s YAML.
 //!
-//! [`import`] takes the texts of files and gives a configuration with a table that accounts for every key of theirs:
-//! what it became here, why the same results need nothing, or why it cannot be done and what to do instead. Nothing is
-//! written, and nothing else read but the prompts and the defaults that `NeMo RL`'s files name.
+//! [`import`] takes the texts of files and returns a configuration with a table of the outcome of every key: its
+//! Firebrick settings, or the reason why it is not needed or not possible, with the alternative. It writes nothing, and
+//! reads nothing else but the prompts and defaults that `NeMo RL`'s files name.
 //!
-//! What each key becomes stands in tables, one text an engine (`rules/*.txt`, whose language `rules` explains). What a
-//! table cannot say is a function: `verl`, `trl`, `nemo`, `grpo_guide`, `common`.
+//! Tables convert the keys, one text per engine (`rules/*.txt`; `rules` documents their language). Functions convert
+//! the rest: `verl`, `trl`, `nemo`, `grpo_guide`, `common`.
 
 mod account;
 mod assembly;
+mod branches;
 mod common;
 mod engine;
 mod entry;
@@ -30,7 +30,7 @@ mod source;
 mod source_file;
 mod trl;
 mod verl;
-mod ways;
+
 mod yaml;
 
 pub use account::{Imported, ImportedKey, KeyOutcome, Setting};

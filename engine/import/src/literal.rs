@@ -3,10 +3,10 @@
 use serde_json::{Map, Value};
 
 /// Deepest nesting of lists and mappings.
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 
-/// A value of Hydra's overrides. Where the text is no list, mapping or quoted text it is a word: a number, a truth
-/// value, nothing, or a text.
+/// A value of Hydra's overrides: a list, a mapping, a quoted text or else a word (number, boolean, null,
+/// text).
 pub(super) fn hydra(text: &str) -> Value {
     let text = text.trim();
     let chars: Vec<char> = text.chars().collect();
@@ -22,18 +22,18 @@ pub(super) fn hydra(text: &str) -> Value {
     word(text)
 }
 
-/// Whether a list of words with spaces between them has one.
+/// Returns true if a space-separated list contains a word.
 pub(super) fn has_word(words: &str, word: &str) -> bool {
-    words.split_whitespace().any(|own| own == word)
+    words.split_whitespace().any(|listed| listed == word)
 }
 
 /// Settings of a section, as `key=value` with spaces between them.
 pub(super) fn settings(section: &str, text: &str) -> Vec<(String, Value)> {
-    let each = text.split_whitespace().filter_map(|word| word.split_once('='));
-    each.map(|(key, value)| (format!("{section}{key}"), hydra(value))).collect()
+    let pairs = text.split_whitespace().filter_map(|word| word.split_once('='));
+    pairs.map(|(key, value)| (format!("{section}{key}"), hydra(value))).collect()
 }
 
-/// What a word without quotes is.
+/// Value of an unquoted word.
 pub(super) fn word(text: &str) -> Value {
     match text {
         "" | "null" | "Null" | "NULL" | "None" => return Value::Null,
@@ -66,14 +66,14 @@ impl Reader {
 
     fn takes(&mut self, wanted: char) -> bool {
         self.skip_spaces();
-        let found = self.chars.get(self.at) == Some(&wanted);
-        self.at += usize::from(found);
-        found
+        let matches = self.chars.get(self.at) == Some(&wanted);
+        self.at += usize::from(matches);
+        matches
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {
         self.skip_spaces();
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return None;
         }
         match self.chars.get(self.at)? {
@@ -116,7 +116,7 @@ impl Reader {
         Some(Value::Object(map))
     }
 
-    /// A text in quotes, in which a backslash stands before quotes and itself.
+    /// Parses a text in quotes, with backslash escapes of quotes and backslashes.
     fn quoted(&mut self) -> Option<String> {
         let quote = *self.chars.get(self.at)?;
         self.at += 1;

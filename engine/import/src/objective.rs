@@ -1,4 +1,4 @@
-//! The `objective` section: named by the algorithm that it is nearest to, with what differs from it.
+//! The `objective` section: the nearest algorithm's name, and the settings that differ from it.
 
 use super::assembly::Assembly;
 use firebrick_engine::config::keys;
@@ -6,13 +6,13 @@ use firebrick_engine::objective::{Algorithm, ObjectiveConfig};
 use firebrick_settings::is_on;
 use serde_json::Value;
 
-/// Names the objective, and takes out what it does not read and what its name sets. Gives the keys that nothing reads,
-/// and why.
+/// Names the objective and removes settings that it does not read or that its name implies. Returns the unread keys
+/// with the reasons.
 pub(super) fn resolve(assembly: &mut Assembly) -> Vec<(String, String)> {
     if assembly.keys_of("objective").is_empty() {
         return Vec::new();
     }
-    let unread = unread(assembly);
+    let unread = unread_settings(assembly);
     for (key, _) in &unread {
         assembly.remove(key);
     }
@@ -29,8 +29,8 @@ pub(super) fn resolve(assembly: &mut Assembly) -> Vec<(String, String)> {
     }
     for key in assembly.keys_of("objective") {
         let pointer = format!("/{}", key["objective.".len()..].replace('.', "/"));
-        let own = assembly.get(&key);
-        if own.is_some_and(|own| base.pointer(&pointer).is_some_and(|base| same(own, base))) {
+        let value = assembly.get(&key);
+        if value.is_some_and(|value| base.pointer(&pointer).is_some_and(|base| same(value, base))) {
             assembly.remove(&key);
         }
     }
@@ -52,11 +52,11 @@ fn text<'a>(assembly: &'a Assembly, key: &str, default: &'a str) -> &'a str {
     assembly.get(&format!("objective.{key}")).and_then(Value::as_str).unwrap_or(default)
 }
 
-/// Why nothing reads a setting, where nothing does.
-fn idle(assembly: &Assembly, own: &str) -> Option<String> {
-    let all = keys();
-    let find = |name: &str| all.iter().find(|key| key.path == format!("objective.{name}"));
-    let (other, values) = find(own.split('.').next()?)?.with.as_ref()?;
+/// Reason why no part of the objective reads a setting, if so.
+fn idle(assembly: &Assembly, setting: &str) -> Option<String> {
+    let keys = keys();
+    let find = |name: &str| keys.iter().find(|key| key.path == format!("objective.{name}"));
+    let (other, values) = find(setting.split('.').next()?)?.with.as_ref()?;
     let default = find(other)?.default.clone().unwrap_or_default();
     let current = assembly.get(&format!("objective.{other}")).unwrap_or(&default);
     if values.is_empty() {
@@ -67,16 +67,12 @@ fn idle(assembly: &Assembly, own: &str) -> Option<String> {
     (!is_one).then(|| format!("ignored with {other}: {current}; it applies with {}", values.join(", ")))
 }
 
-fn unread(assembly: &Assembly) -> Vec<(String, String)> {
-    let keys = assembly.keys_of("objective").into_iter();
-    let idle = |key: String| {
-        let why = idle(assembly, &key["objective.".len()..])?;
-        Some((key, why))
-    };
-    keys.filter_map(idle).collect()
+fn unread_settings(assembly: &Assembly) -> Vec<(String, String)> {
+    let with_reason = |key: String| idle(assembly, &key["objective.".len()..]).map(|why| (key, why));
+    assembly.keys_of("objective").into_iter().filter_map(with_reason).collect()
 }
 
-/// The algorithm with these parts.
+/// The algorithm with these settings.
 fn algorithm(assembly: &Assembly) -> Algorithm {
     let by_sequence = text(assembly, "importance_sampling_level", "token");
     match text(assembly, "adv_estimator", "grpo") {

@@ -1,28 +1,28 @@
-//! Keys whose values only a run decides: what is to be replaced for them, and by which candidates.
+//! Unresolved keys: their placeholders and candidates.
 
 use super::assembly::Missing;
-use super::entry::{Candidate, SourceLocation};
+use super::entry::Candidate;
 use super::facts::Facts;
 use super::key_mapping::{MappedKey, SourceKey};
 use super::rules::Rule;
 use serde_json::{Value, json};
 
-/// Settings that change no result: names of a run, and how many ranks there are.
+/// Returns true for settings that change no result: names of a run, numbers of ranks.
 fn is_free(ours: &str) -> bool {
     ["output", "trainer.project_name", "trainer.experiment_name", "trainer.nnodes", "trainer.n_gpus_per_node"]
         .contains(&ours)
         || ours.ends_with("parallel_size")
 }
 
-/// What becomes of such a key.
+/// Outcome of an unresolved key.
 pub(super) enum Open {
-    /// All candidates become the same.
+    /// All candidates map to the same.
     Agreed(MappedKey),
-    /// Settings that stand in, and why the key has no value.
+    /// Placeholders, and the reason why the key has no value.
     Replaced(Vec<Missing>, String),
 }
 
-/// What becomes of a key with candidates, or with a text that needs something to be known.
+/// Resolves a key from its candidates, or from its source text.
 pub(super) fn open(
     key: &str,
     (text, needs): (&str, &str),
@@ -30,9 +30,9 @@ pub(super) fn open(
     rule: &Rule,
     facts: &Facts,
 ) -> Open {
-    let mapped = |value: &Value| rule.judge(&SourceKey { key, value, facts });
+    let mapped = |value: &Value| rule.convert(&SourceKey { key, value, facts });
     if candidates.is_empty() {
-        // what kind of value it has decides which of our keys it is
+        // the type of its value decides which Firebrick key it is
         let samples = [json!(text), json!(2), json!(0.5), json!(true)];
         let keys = samples.iter().find_map(|sample| match mapped(sample) {
             MappedKey::Set(settings, _) => Some(settings.into_iter().map(|(key, _)| key).collect::<Vec<_>>()),
@@ -55,21 +55,21 @@ pub(super) fn open(
         return Open::Replaced(missing.collect(), why);
     }
     let each: Vec<(Option<MappedKey>, &Candidate)> =
-        candidates.iter().map(|own| (own.value.as_ref().map(mapped), own)).collect();
-    let quiet = |own: &Option<MappedKey>| own.as_ref().is_some_and(|own| matches!(own, MappedKey::NotNeeded(_)));
-    if each.iter().all(|(own, at)| quiet(own) || own.is_none() && at.place.is_none())
-        && let Some(MappedKey::NotNeeded(why)) = each.iter().find_map(|(own, _)| own.clone())
+        candidates.iter().map(|candidate| (candidate.value.as_ref().map(mapped), candidate)).collect();
+    let is_ignored = |mapped: &Option<MappedKey>| matches!(mapped, Some(MappedKey::NotNeeded(_)));
+    if each.iter().all(|(mapped, at)| is_ignored(mapped) || mapped.is_none() && at.place.is_none())
+        && let Some(MappedKey::NotNeeded(why)) = each.iter().find_map(|(mapped, _)| mapped.clone())
     {
         return Open::Agreed(MappedKey::NotNeeded(why));
     }
-    if let Some(first) = each.first().and_then(|(own, _)| own.clone())
-        && each.iter().all(|(own, _)| own.as_ref() == Some(&first))
+    if let Some(first) = each.first().and_then(|(mapped, _)| mapped.clone())
+        && each.iter().all(|(mapped, _)| mapped.as_ref() == Some(&first))
     {
         return Open::Agreed(first);
     }
     let mut missing: Vec<Missing> = Vec::new();
-    for (own, _) in &each {
-        let Some(MappedKey::Set(settings, _)) = own else {
+    for (mapped, _) in &each {
+        let Some(MappedKey::Set(settings, _)) = mapped else {
             continue;
         };
         for (ours, value) in settings {
@@ -82,19 +82,18 @@ pub(super) fn open(
     Open::Replaced(missing, format!("only a run decides its value: {needs}"))
 }
 
-/// What a key of ours is by each candidate, with its line.
+/// Values of a Firebrick key by candidate, with their lines.
 fn listed(each: &[(Option<MappedKey>, &Candidate)], ours: &str) -> String {
-    let said = each.iter().map(|(own, candidate)| {
-        let value = match own {
+    let values = each.iter().map(|(mapped, candidate)| {
+        let value = match mapped {
             Some(MappedKey::Set(settings, _)) => settings.iter().find(|(key, _)| key == ours).map(|(_, value)| value),
             _ => None,
         };
-        match (value, &candidate.place) {
-            (Some(value), Some(SourceLocation { line: Some(line), .. })) => format!("{value} (line {line})"),
-            (Some(value), _) => value.to_string(),
-            (None, Some(SourceLocation { line: Some(line), .. })) => format!("an unknown one (line {line})"),
-            (None, _) => "none, its default".to_owned(),
+        match (value, candidate.line()) {
+            (Some(value), line) => format!("{value}{line}"),
+            (None, line) if line.is_empty() => "none, its default".to_owned(),
+            (None, line) => format!("an unknown one{line}"),
         }
     });
-    said.collect::<Vec<_>>().join(", ")
+    values.collect::<Vec<_>>().join(", ")
 }

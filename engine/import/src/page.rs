@@ -1,6 +1,6 @@
 //! Pages of documentation: the code blocks of Markdown and reStructuredText.
 
-use super::error::ImportError;
+use super::error::{ImportError, ImportResult};
 
 /// A code block of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,17 +9,17 @@ pub(super) struct CodeBlock {
     pub line: usize,
     /// The line that it ends in.
     pub end: usize,
-    /// The language that it is said to be in; empty where none is.
+    /// Declared language; empty if none.
     pub language: String,
     /// Its text without the page's indentation.
     pub text: String,
 }
 
-/// How a block ends.
-enum Until {
-    /// At a line that begins with this fence.
+/// End of a block.
+enum BlockEnd {
+    /// A line that begins with this fence.
     Fence(String),
-    /// At the first line that is indented no deeper than this.
+    /// The first line that is indented no deeper than this.
     Indent(usize),
 }
 
@@ -27,29 +27,29 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The language and the end of a block that a line opens, which comes after another.
-fn opens(line: &str, before: &str) -> Option<(String, Until)> {
-    let own = line.trim_start();
+/// The language and end of a block that a line opens; `before` is the line before it.
+fn opens(line: &str, before: &str) -> Option<(String, BlockEnd)> {
+    let trimmed = line.trim_start();
     for sign in ['`', '~'] {
-        let fence: String = own.chars().take_while(|c| *c == sign).collect();
-        let said = &own[fence.len()..];
+        let fence: String = trimmed.chars().take_while(|c| *c == sign).collect();
+        let rest = &trimmed[fence.len()..];
         // a line with code in it, ```like this```, is a line of text, and tildes below a line make that a heading
-        let underlines = sign == '~' && said.trim().is_empty() && !before.trim().is_empty();
-        if fence.len() >= 3 && !said.contains(sign) && !underlines {
-            let word = said.trim_start_matches(['{', ' ']);
+        let underlines = sign == '~' && rest.trim().is_empty() && !before.trim().is_empty();
+        if fence.len() >= 3 && !rest.contains(sign) && !underlines {
+            let word = rest.trim_start_matches(['{', ' ']);
             let word = word.split([' ', '}', ',', ':']).next().unwrap_or_default();
-            return Some((word.to_ascii_lowercase(), Until::Fence(fence)));
+            return Some((word.to_ascii_lowercase(), BlockEnd::Fence(fence)));
         }
     }
-    let directive = [".. code-block::", ".. code::", ".. sourcecode::"];
-    let said = directive.iter().find_map(|own_directive| own.strip_prefix(own_directive))?;
-    Some((said.trim().to_ascii_lowercase(), Until::Indent(indent(line))))
+    let directives = [".. code-block::", ".. code::", ".. sourcecode::"];
+    let rest = directives.iter().find_map(|directive| trimmed.strip_prefix(directive))?;
+    Some((rest.trim().to_ascii_lowercase(), BlockEnd::Indent(indent(line))))
 }
 
 /// All code blocks of a page.
 pub(super) fn blocks(text: &str) -> Vec<CodeBlock> {
     let lines: Vec<&str> = text.lines().collect();
-    let mut found = Vec::new();
+    let mut blocks = Vec::new();
     let mut at = 0;
     while at < lines.len() {
         let before = at.checked_sub(1).map_or("", |before| lines[before]);
@@ -59,18 +59,18 @@ pub(super) fn blocks(text: &str) -> Vec<CodeBlock> {
         };
         let first = at + 1;
         let ends = |line: &&str| match &until {
-            Until::Fence(fence) => line.trim_start().starts_with(fence.as_str()),
-            Until::Indent(outer) => !line.trim().is_empty() && indent(line) <= *outer,
+            BlockEnd::Fence(fence) => line.trim_start().starts_with(fence.as_str()),
+            BlockEnd::Indent(outer) => !line.trim().is_empty() && indent(line) <= *outer,
         };
         let len = lines[first..].iter().position(ends);
         let end = len.map_or(lines.len(), |len| first + len);
-        found.push(CodeBlock { line: at + 1, end, language, text: without_indent(&lines[first..end]) });
+        blocks.push(CodeBlock { line: at + 1, end, language, text: without_indent(&lines[first..end]) });
         at = match until {
-            Until::Fence(_) => end + 1,
-            Until::Indent(_) => end,
+            BlockEnd::Fence(_) => end + 1,
+            BlockEnd::Indent(_) => end,
         };
     }
-    found
+    blocks
 }
 
 /// Lines less the spaces that all of them begin with. Blank lines stay, so that lines keep their numbers.
@@ -85,16 +85,16 @@ fn without_indent(lines: &[&str]) -> String {
     text
 }
 
-/// The block with settings that a page has: the one at a line of the page, or the only one.
-pub(super) fn chosen(
+/// Selects the code block with settings: the one at `line`, or the only one.
+pub(super) fn select(
     file: &str,
     blocks: &[CodeBlock],
     line: Option<usize>,
     has_settings: impl Fn(&CodeBlock) -> bool,
-) -> Result<CodeBlock, ImportError> {
-    let telling: Vec<&CodeBlock> = blocks.iter().filter(|block| has_settings(block)).collect();
+) -> ImportResult<CodeBlock> {
+    let candidates: Vec<&CodeBlock> = blocks.iter().filter(|block| has_settings(block)).collect();
     let listed = || {
-        let each = telling.iter().map(|block| match block.language.as_str() {
+        let each = candidates.iter().map(|block| match block.language.as_str() {
             "" => block.line.to_string(),
             language => format!("{} ({language})", block.line),
         });
@@ -108,7 +108,7 @@ pub(super) fn chosen(
             ImportError::at(file, Some(line), detail)
         });
     }
-    match telling[..] {
+    match candidates[..] {
         [only] => Ok(only.clone()),
         [] => Err(ImportError::at(
             file,
@@ -122,7 +122,7 @@ pub(super) fn chosen(
             format!(
                 "is a page with {} code blocks that have settings, and a run has one configuration; name the line of one, as in {file}:{}. \
                  They begin in lines {}",
-                telling.len(),
+                candidates.len(),
                 first.line,
                 listed()
             ),
@@ -138,11 +138,11 @@ mod tests {
     fn blocks_are_found_with_their_lines_and_without_the_pages_indentation() {
         let page = "# Title\n~~~~~~~\nText with ```code``` in it.\n\n```yaml\na: 1\n  b: 2\n```\n- entry\n  ~~~{.python .x}\n  c = 3\n  ~~~\n\
                     .. code-block:: bash\n\n   run \\\n     d=4\n\nText.\n```\nlast";
-        let found = blocks(page);
-        let told: Vec<(usize, &str, &str)> =
-            found.iter().map(|own| (own.line, own.language.as_str(), own.text.as_str())).collect();
+        let blocks_found = blocks(page);
+        let actual: Vec<(usize, &str, &str)> =
+            blocks_found.iter().map(|own| (own.line, own.language.as_str(), own.text.as_str())).collect();
         assert_eq!(
-            told,
+            actual,
             [
                 (5, "yaml", "a: 1\n  b: 2\n"),
                 (10, ".python", "c = 3\n"),

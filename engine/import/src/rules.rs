@@ -1,39 +1,40 @@
-//! The tables of keys (`rules/*.txt`): what a key of another engine becomes here.
+//! The tables of keys (`rules/*.txt`): conversions of another engine's keys.
 //!
-//! A table is lines of text. `#` begins a comment, two spaces separate the parts of a line.
+//! A table is lines of text. `#` begins a comment; two spaces separate the parts of a line.
 //!
 //! ```text
-//! NAME: sentence                 a sentence, which others have as `$NAME`
-//! name? guards -- sentence       a condition; where it does not hold, a key with it is not needed, and why. Of several
-//!                                lines for one name any may hold
-//! = name                         a rule by its name, with its cases below it
-//! [a. b.]                        sections, with which the keys below begin
-//! + guards  A=B C=D              what the engine does by default, of several the first
+//! NAME: sentence                 a sentence; `$NAME` inserts it in others
+//! name? guards -- sentence       a condition, and the reason why a key is not needed if it fails; one of several lines
+//!                                with the same name suffices
+//! = name                         a named rule, with its cases below it
+//! [a. b.]                        sections: prefixes of the keys below
+//! + guards  A=B C=D              defaults of the engine; the first of several lines applies
 //! - guards  why                  files that are not imported
-//! keys  outcome                  what becomes of keys
-//! keys                           the same, by the first case whose guards all hold
+//! keys  outcome                  the outcome of keys
+//! keys                           keys with cases: the first case with true guards applies
 //!   guards  outcome
 //! ```
 //!
-//! Keys have spaces between them; `a.{b,c}` is two, and `a.**` everything below `a`, which an exact key goes before. The
-//! outcomes, of which one may stand behind a `condition?`:
+//! Spaces separate keys; `a.{b,c}` is two keys, and `a.**` all keys below `a`. An exact key goes before `a.**`. The
+//! outcomes, which a `condition?` may precede:
 //!
-//! - `set A B=C -- note`: our key `A` has the value (`A.*`: the key's last name in section `A`), `B` the value `C`, or
-//!   `<text>`, `<number>`, `<number-1>`, `<whole>`, `<whole+1>`, `<float>`, `<on>`, `<plain>`, `<value>` of theirs
-//! - `not_needed why`, `cannot why`; a `{}` in a sentence is the text of the value, `{value}` the value as JSON, `{whole}` a number, `{path}`
-//!   the path that it is here, `{@key}` the text of another key
-//! - a rule by its name, or a function in Rust, with what it is called with (`$1` in a rule)
+//! - `set A B=C -- note`: Firebrick's key `A` gets the value (`A.*`: the key's last name in section `A`), `B` the value
+//!   `C`, or one of the value's forms `<text>`, `<number>`, `<number-1>`, `<whole>`, `<whole+1>`, `<float>`, `<on>`,
+//!   `<plain>`, `<value>`
+//! - `not_needed why`, `cannot why`. In a sentence `{}` is the text of the value, `{value}` its JSON, `{whole}` its
+//!   integer, `{path}` its path relative to the configuration, `{@key}` the text of another key
+//! - the name of a rule or of a function in Rust, with its argument (`$1` in a rule)
 //!
-//! Guards, of which `!` is the opposite:
+//! Guards; `!` negates one:
 //!
 //! - `null`, `off`, `true`, `false`, `text`, `number`, `whole`, `count` (above 0), `many` (none of -1, 0, 1), `float` (a
-//!   float type), `float:f32`, `number>0`, `whole=-1`, `is:true` (that very value), `a|*b` (one of these words, or a text
-//!   that ends so), `has:a` (a text with it), `*` (any)
-//! - `@key`: another key is true; `@key:guard`: it holds for the value of another; `@.key`: of the same section; of
-//!   `{a,b}` for any
-//! - `written`, `written:key`: a file has the key with a value; `given:a|b`, a value that may be unknown; `below:a.|b.`:
-//!   a key that begins so; `same:key`, `equal:key`, `same_float:key`: another key has the same text, whole
-//!   number, float type; `above:key`: it is above that of another, 512 by default
+//!   float type), `float:f32`, `number>0`, `whole=-1`, `is:true` (exactly that value), `a|*b` (one of these words, or a
+//!   text with such an end), `has:a` (a text that contains it), `*` (any)
+//! - `@key`: another key is true; `@key:guard`: the guard holds for another key's value; `@.key`: a key of the same
+//!   section; `{a,b}`: any of the keys
+//! - `written`, `written:key`: a file sets the key to a value; `given:a|b`: to a value or an unresolved one;
+//!   `below:a.|b.`: a key with that prefix; `same:key`, `equal:key`, `same_float:key`: another key has the same text,
+//!   integer, float type; `above:key`: the value exceeds that of another key, 512 by default
 //! - `?name`: a condition, or a function in Rust
 
 use super::facts::{Facts, truth};
@@ -44,28 +45,28 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The rules that all engines have.
+/// Rules of all engines.
 const SHARED: &str = include_str!("../rules/shared.txt");
 
 /// A function of a table, by its name.
 pub(super) enum Function {
-    /// What becomes of a key.
+    /// Conversion of a key.
     By(fn(&SourceKey) -> MappedKey),
-    /// What becomes of a key, by an argument, which is a key of ours for most.
+    /// Conversion of a key with an argument, usually a Firebrick key.
     To(fn(&SourceKey, &str) -> MappedKey),
-    /// Whether a condition holds.
+    /// Condition on a key.
     Holds(fn(&SourceKey) -> bool),
 }
 
 pub(super) type Functions = &'static [(&'static str, Function)];
 
-/// What functions of tables are written with.
+/// Imports of modules with functions of tables.
 pub(super) mod prelude {
     pub(crate) use super::{Functions, functions};
     pub(crate) use crate::key_mapping::{MappedKey, SourceKey, absent, cannot, not_needed, off, plain, set, set_all};
 }
 
-/// Functions under their own names.
+/// A table of functions by their names.
 macro_rules! functions {
     ($($kind:ident: $($name:ident)+;)+) => {
         &[$($((stringify!($name), $crate::rules::Function::$kind($name))),+),+]
@@ -79,15 +80,15 @@ type Guard = Arc<dyn Fn(&SourceKey) -> bool + Send + Sync>;
 type Decide = Arc<dyn Fn(&SourceKey) -> MappedKey + Send + Sync>;
 type ValueOf = Arc<dyn Fn(&SourceKey) -> Value + Send + Sync>;
 
-/// What becomes of a key.
+/// Rule of a key.
 pub(super) struct Rule {
     decide: Decide,
-    /// Whether nothing needs the key, whatever its value.
+    /// True if no value of the key is needed.
     pub is_not_needed: bool,
 }
 
 impl Rule {
-    pub fn judge(&self, source: &SourceKey) -> MappedKey {
+    pub fn convert(&self, source: &SourceKey) -> MappedKey {
         (self.decide)(source)
     }
 }
@@ -110,7 +111,7 @@ impl Rules {
         Ok(reader.rules)
     }
 
-    /// The rule of a key, and its name: the exact one, else the longest that stands for all below it.
+    /// The rule of a key, and its name: the exact one, or the longest `a.**` that covers it.
     pub fn find(&self, key: &str) -> Option<(&str, &Rule)> {
         let sections = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(section, _)| section));
         let mut below = sections.map(|section| format!("{section}.**"));
@@ -118,14 +119,14 @@ impl Rules {
         rule.map(|(name, rule)| (name.as_str(), rule))
     }
 
-    /// What the engine does where the files do not say, as far as it sets something here.
+    /// Defaults of the engine under these facts.
     pub fn defaults(&self, facts: &Facts) -> Vec<(String, Value)> {
         let nothing = SourceKey { key: "", value: &Value::Null, facts };
         let defaults = self.defaults.iter().filter(|(holds, ..)| holds(&nothing));
         defaults.map(|(_, key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Why the files are of a run that is not imported, where they are.
+    /// Reason why the files' run is not imported, if it is not.
     pub fn refusal(&self, facts: &Facts) -> Option<String> {
         let nothing = SourceKey { key: "", value: &Value::Null, facts };
         let (_, why) = self.refused.iter().find(|(holds, _)| holds(&nothing))?;
@@ -151,12 +152,12 @@ fn alternatives(text: &str) -> Vec<String> {
     text.split('|').flat_map(expanded).collect()
 }
 
-/// Whether a word is a text, or its end where it begins with a star.
+/// Returns true if a word equals a text, or is its end after a star.
 fn matches(word: &str, text: &str) -> bool {
     word.strip_prefix('*').map_or(word == text, |end| text.ends_with(end))
 }
 
-/// What has been read of the tables.
+/// Reader of tables.
 #[derive(Default)]
 struct Reader<'t> {
     functions: &'t [Functions],
@@ -181,8 +182,8 @@ impl<'t> Reader<'t> {
                 let (guards, why) = rest.split_once(" --").ok_or_else(|| format!("no ` --` in {line:?}"))?;
                 let (mut holds, why) = (self.guards(guards)?, self.sentence(why.trim())?);
                 if let Some((before, _)) = self.conditions.remove(name) {
-                    let also = holds;
-                    holds = Arc::new(move |source| before(source) || also(source));
+                    let second = holds;
+                    holds = Arc::new(move |source| before(source) || second(source));
                 }
                 self.conditions.insert(name, (holds, why));
             } else if matches!(first, "+" | "-") {
@@ -214,7 +215,7 @@ impl<'t> Reader<'t> {
         Ok(())
     }
 
-    /// An outcome, or cases, for which a condition may have to hold.
+    /// Outcome or cases of a row, under an optional condition.
     fn row(&self, outcome: &str, cases: &[&str]) -> Result<Decide, String> {
         match outcome.strip_suffix('?') {
             _ if cases.is_empty() => self.outcome(outcome),
@@ -228,7 +229,7 @@ impl<'t> Reader<'t> {
         Ok(Arc::new(move |source| if holds(source) { decide(source) } else { not_needed(why.as_str()) }))
     }
 
-    /// Cases, in which an argument stands for `$1`.
+    /// Cases, with the argument in place of `$1`.
     fn cases(&self, lines: &[&str], argument: &str) -> Result<Decide, String> {
         let case = |line: &&str| -> Result<(Guard, Decide), String> {
             let line = line.trim().replace("$1", argument);
@@ -267,7 +268,7 @@ impl<'t> Reader<'t> {
         self.functions.iter().copied().flatten().find(|(known, _)| *known == name).map(|(_, function)| function)
     }
 
-    /// A text with the sentences that it names.
+    /// Inserts sentences for their names.
     fn sentence(&self, text: &str) -> Result<String, String> {
         // of names that begin alike the longest first
         let names = self.sentences.iter().rev();
@@ -289,7 +290,7 @@ impl<'t> Reader<'t> {
             let (keys, guard) = other.split_once(':').unwrap_or((other, "true"));
             let (keys, holds) = (expanded(keys), self.guard(guard)?);
             return Ok(Arc::new(move |source| {
-                keys.iter().any(|key| holds(&source.with(source.other(key).unwrap_or(&Value::Null))))
+                keys.iter().any(|key| holds(&source.with(source.lookup(key).unwrap_or(&Value::Null))))
             }));
         }
         if let Some(name) = word.strip_prefix('?') {
@@ -306,19 +307,23 @@ impl<'t> Reader<'t> {
                 return compare(compared, number);
             }
         }
-        if let Some((kind, of)) = word.split_once(':') {
-            let (of, value, keys) = (of.to_owned(), literal::word(of), alternatives(of));
+        if let Some((kind, argument)) = word.split_once(':') {
+            let (argument, value, keys) = (argument.to_owned(), literal::word(argument), alternatives(argument));
             match kind {
                 "given" => return Ok(Arc::new(move |source| keys.iter().any(|key| source.facts.is_given(key)))),
-                "has" => return Ok(Arc::new(move |source| source.text().is_some_and(|text| text.contains(&of)))),
+                "has" => return Ok(Arc::new(move |source| source.text().is_some_and(|text| text.contains(&argument)))),
                 "below" => return Ok(Arc::new(move |source| keys.iter().any(|start| source.facts.has_below(start)))),
                 "is" => return Ok(Arc::new(move |source| *source.value == value)),
-                "equal" => return Ok(Arc::new(move |source| source.whole() == source.facts.whole(&of))),
-                "above" => return Ok(Arc::new(move |source| source.whole() > source.facts.whole(&of).or(Some(512)))),
-                "float" => return Ok(Arc::new(move |source| source.float() == Some(of.as_str()))),
-                "same_float" => return Ok(Arc::new(move |source| source.float() == float(source.facts.text(&of)))),
-                "written" => return Ok(Arc::new(move |source| source.facts.is_written(&of))),
-                "same" => return Ok(Arc::new(move |source| source.text() == source.facts.text(&of))),
+                "equal" => return Ok(Arc::new(move |source| source.whole() == source.facts.whole(&argument))),
+                "above" => {
+                    return Ok(Arc::new(move |source| source.whole() > source.facts.whole(&argument).or(Some(512))));
+                }
+                "float" => return Ok(Arc::new(move |source| source.float() == Some(argument.as_str()))),
+                "same_float" => {
+                    return Ok(Arc::new(move |source| source.float() == float(source.facts.text(&argument))));
+                }
+                "written" => return Ok(Arc::new(move |source| source.facts.is_written(&argument))),
+                "same" => return Ok(Arc::new(move |source| source.text() == source.facts.text(&argument))),
                 _ => {}
             }
         }
@@ -357,7 +362,7 @@ fn compare(text: &str, number: Number) -> Result<Guard, String> {
     ];
     let compared = signs.into_iter().find_map(|(sign, holds)| Some((text.strip_prefix(sign)?.parse::<f64>(), holds)));
     match compared {
-        Some((Ok(bound), holds)) => Ok(Arc::new(move |source| number(source).is_some_and(|own| holds(own, bound)))),
+        Some((Ok(bound), holds)) => Ok(Arc::new(move |source| number(source).is_some_and(|value| holds(value, bound)))),
         _ => Err(format!("expected a comparison with a number, found {text:?}")),
     }
 }
@@ -379,13 +384,13 @@ fn settings(text: &str) -> Decide {
             Some(section) => (format!("{section}{}", source.name()), value(source)),
             None => (key.clone(), value(source)),
         });
-        set_all(settings).noted(note.as_str())
+        set_all(settings).with_note(note.as_str())
     })
 }
 
 /// The value of a setting.
 fn value_of(text: &str) -> ValueOf {
-    let value_of: fn(&SourceKey) -> Value = match text {
+    let read: fn(&SourceKey) -> Value = match text {
         "<plain>" => |source| plain(source.value),
         "<text>" => |source| source.text().into(),
         "<number>" => |source| source.number().into(),
@@ -400,26 +405,26 @@ fn value_of(text: &str) -> ValueOf {
             return Arc::new(move |_| value.clone());
         }
     };
-    Arc::new(value_of)
+    Arc::new(read)
 }
 
-/// A sentence with what its places stand for.
+/// Fills the placeholders of a sentence.
 fn filled(sentence: &str, source: &SourceKey) -> String {
-    let (mut whole, mut rest) = (String::new(), sentence);
+    let (mut filled, mut rest) = (String::new(), sentence);
     while let Some((before, after)) = rest.split_once('{') {
-        whole.push_str(before);
+        filled.push_str(before);
         let (name, behind) = after.split_once('}').unwrap_or((after, ""));
         let text = source.text().unwrap_or_default();
         match name {
-            "" => whole.push_str(text),
-            "value" => whole.push_str(&source.value.to_string()),
-            "whole" => whole.push_str(&source.whole().unwrap_or_default().to_string()),
-            "path" => whole.push_str(&source.facts.path(text)),
+            "" => filled.push_str(text),
+            "value" => filled.push_str(&source.value.to_string()),
+            "whole" => filled.push_str(&source.whole().unwrap_or_default().to_string()),
+            "path" => filled.push_str(&source.facts.path(text)),
             _ => match name.strip_prefix('@') {
-                Some(key) => whole.push_str(source.facts.text(key).unwrap_or_default()),
+                Some(key) => filled.push_str(source.facts.text(key).unwrap_or_default()),
                 None => {
                     // braces of the sentence itself
-                    whole.push('{');
+                    filled.push('{');
                     rest = after;
                     continue;
                 }
@@ -427,5 +432,5 @@ fn filled(sentence: &str, source: &SourceKey) -> String {
         }
         rest = behind;
     }
-    whole + rest
+    filled + rest
 }

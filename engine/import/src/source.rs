@@ -1,8 +1,8 @@
-//! Files by what they are: scripts, YAML, JSON, Python.
+//! Readers of files by format: scripts, YAML, JSON, Python.
 
 use super::common::texts;
-use super::entry::{EnvironmentLookup, Given, Reading, SourceLocation};
-use super::error::ImportError;
+use super::entry::{EnvironmentLookup, ParsedSource, SourceLocation, SourceValue};
+use super::error::{ImportError, ImportResult};
 use super::page::CodeBlock;
 use super::shell::Script;
 use super::source_file::{SourceFile, is_known};
@@ -10,21 +10,21 @@ use super::{page, python, shell, yaml};
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
-/// The stack for a parser, in bytes; only what is used of it is memory.
-const STACK: usize = 256 << 20;
+/// Stack size of a parser, in bytes; the system allocates only the used part.
+const PARSER_STACK_BYTES: usize = 256 << 20;
 
 impl SourceFile {
-    /// What the file says. `files` are those that it may name.
-    pub(super) fn read(&self, files: &[Self], environment: EnvironmentLookup) -> Result<Reading, ImportError> {
+    /// Parses the file. `files` are those that it may name.
+    pub(super) fn read(&self, files: &[Self], environment: EnvironmentLookup) -> ImportResult<ParsedSource> {
         let (name, text) = (&self.name, &self.text);
-        if text.len() > yaml::LARGEST {
+        if text.len() > yaml::MAX_BYTES {
             return Err(ImportError::at(
                 name,
                 None,
                 format!(
                     "has {} bytes, and a configuration has at most {}; is this the right file?",
                     text.len(),
-                    yaml::LARGEST
+                    yaml::MAX_BYTES
                 ),
             ));
         }
@@ -35,7 +35,7 @@ impl SourceFile {
             _ => Vec::new(),
         };
         if !blocks.is_empty() {
-            return self.of_page(&blocks, files, environment);
+            return self.read_page(&blocks, files, environment);
         }
         if let Some(line) = self.line {
             let detail = "a line chooses among the code blocks of a page, and this file has none";
@@ -44,13 +44,13 @@ impl SourceFile {
         read_as(&ending, &Script { name, text, files, environment })
     }
 
-    /// The block of a page that has settings.
-    fn of_page(
+    /// Parses the block of a page that has settings.
+    fn read_page(
         &self,
         blocks: &[CodeBlock],
         files: &[Self],
         environment: EnvironmentLookup,
-    ) -> Result<Reading, ImportError> {
+    ) -> ImportResult<ParsedSource> {
         let read = |block: &CodeBlock| {
             let language = match block.language.trim_start_matches('.') {
                 "shell" | "console" | "zsh" => "sh",
@@ -61,48 +61,48 @@ impl SourceFile {
         };
         let has_settings = |block: &CodeBlock| {
             // JSON, YAML and Python of something else are no settings: their keys are in no engine's tables
-            read(block).is_ok_and(|reading| reading.entries.iter().any(|own| is_known(&own.key)))
+            read(block).is_ok_and(|reading| reading.entries.iter().any(|entry| is_known(&entry.key)))
         };
-        let block = page::chosen(&self.name, blocks, self.line, has_settings)?;
-        let moved = |place: &mut SourceLocation| {
+        let block = page::select(&self.name, blocks, self.line, has_settings)?;
+        let move_line = |place: &mut SourceLocation| {
             place.line = place.line.map(|line| line + block.line);
         };
         let mut reading = read(&block).map_err(|error| match error {
             ImportError::Unreadable { mut place, detail } => {
-                moved(&mut place);
+                move_line(&mut place);
                 ImportError::Unreadable { place, detail }
             }
             other => other,
         })?;
-        reading.entries.iter_mut().for_each(|entry| moved(&mut entry.place));
-        reading.definitions.iter_mut().for_each(|(_, place)| moved(place));
+        reading.entries.iter_mut().for_each(|entry| move_line(&mut entry.place));
+        reading.definitions.iter_mut().for_each(|(_, place)| move_line(place));
         Ok(reading)
     }
 }
 
-/// A text by what its ending, or its block's language, says that it is.
-fn read_as(kind: &str, script: &Script) -> Result<Reading, ImportError> {
+/// Parses a text by its file ending or its block's language.
+fn read_as(kind: &str, script: &Script) -> ImportResult<ParsedSource> {
     let (name, text) = (script.name, script.text);
     match kind {
-        "sh" | "bash" | "slurm" | "sbatch" => deep(name, || shell::read(script)),
+        "sh" | "bash" | "slurm" | "sbatch" => with_deep_stack(name, || shell::read(script)),
         "yaml" | "yml" => layered(script, &[name]),
-        "json" => yaml::json_entries(name, text).map(Reading::from),
-        "py" => deep(name, || python::read(name, text, script.environment)),
-        _ => read_as(guessed(text), script),
+        "json" => yaml::json_entries(name, text).map(ParsedSource::from),
+        "py" => with_deep_stack(name, || python::read(name, text, script.environment)),
+        _ => read_as(guess_format(text), script),
     }
 }
 
-/// A YAML file over those that its `defaults` name with their endings, as `NeMo RL` lays them: each over the one
-/// before, from the file's own folder. `above` are the files that led here.
-fn layered(script: &Script, above: &[&str]) -> Result<Reading, ImportError> {
-    let own = yaml::entries(script.name, script.text)?;
-    let mut reading = Reading::default();
-    for entry in own.iter().filter(|entry| entry.key == "defaults") {
-        let Given::Value(value) = &entry.given else { continue };
+/// Parses a YAML file on top of the files that its `defaults` name with their endings, as `NeMo RL` does: each
+/// overrides the one before, from the file's folder. `above` are the files that led here.
+fn layered(script: &Script, above: &[&str]) -> ImportResult<ParsedSource> {
+    let entries = yaml::entries(script.name, script.text)?;
+    let mut reading = ParsedSource::default();
+    for entry in entries.iter().filter(|entry| entry.key == "defaults") {
+        let SourceValue::Known(value) = &entry.value else { continue };
         let error = |detail: String| ImportError::at(script.name, entry.place.line, detail);
         let is_file = |name: &&str| matches!(Path::new(name).extension().and_then(OsStr::to_str), Some("yaml" | "yml"));
         for name in texts(value).into_iter().filter(is_file) {
-            let base = beside(script, name).ok_or_else(|| {
+            let base = find_file(script, name).ok_or_else(|| {
                 error(format!(
                     "its settings are laid over {name}, which is neither in this file's folder nor among the files: \
                      import it with this file"
@@ -118,12 +118,12 @@ fn layered(script: &Script, above: &[&str]) -> Result<Reading, ImportError> {
             reading.used.push(base.name);
         }
     }
-    reading.entries.extend(own);
+    reading.entries.extend(entries);
     Ok(reading)
 }
 
-/// The file that another names: of those given, by its path or at least its name, or in the other's folder.
-fn beside(script: &Script, name: &str) -> Option<SourceFile> {
+/// Finds a file that another names: among the inputs by path, in the other's folder, or among the inputs by name.
+fn find_file(script: &Script, name: &str) -> Option<SourceFile> {
     let mut path = PathBuf::new();
     for part in Path::new(script.name).parent().unwrap_or(Path::new("")).join(name).components() {
         match part {
@@ -132,17 +132,17 @@ fn beside(script: &Script, name: &str) -> Option<SourceFile> {
             part => path.push(part),
         }
     }
-    let given = |same: &dyn Fn(&Path) -> bool| {
-        script.files.iter().find(|file| file.name != script.name && same(Path::new(&file.name))).cloned()
+    let find = |is_match: &dyn Fn(&Path) -> bool| {
+        script.files.iter().find(|file| file.name != script.name && is_match(Path::new(&file.name))).cloned()
     };
-    let by_path = given(&|own| own == path);
-    let read = || std::fs::read_to_string(&path).ok().filter(|text| text.len() <= yaml::LARGEST);
-    let there = || read().map(|text| SourceFile::new(path.display().to_string(), text));
-    by_path.or_else(there).or_else(|| given(&|own| own.file_name() == path.file_name()))
+    let by_path = find(&|file| file == path);
+    let read = || std::fs::read_to_string(&path).ok().filter(|text| text.len() <= yaml::MAX_BYTES);
+    let on_disk = || read().map(|text| SourceFile::new(path.display().to_string(), text));
+    by_path.or_else(on_disk).or_else(|| find(&|file| file.file_name() == path.file_name()))
 }
 
-/// What a text is of which nothing says so.
-fn guessed(text: &str) -> &'static str {
+/// Guesses the format of a text without a telling name.
+fn guess_format(text: &str) -> &'static str {
     let first = text.trim_start();
     let has = |part: &str| text.contains(part);
     if first.starts_with('{') {
@@ -156,10 +156,10 @@ fn guessed(text: &str) -> &'static str {
     }
 }
 
-/// Reads on a stack that is deep enough for the grammars' parsers.
-fn deep(file: &str, read: impl FnOnce() -> Result<Reading, ImportError> + Send) -> Result<Reading, ImportError> {
+/// Parses on a thread with a stack deep enough for the grammars' parsers.
+fn with_deep_stack(file: &str, read: impl FnOnce() -> ImportResult<ParsedSource> + Send) -> ImportResult<ParsedSource> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, read);
+        let thread = std::thread::Builder::new().stack_size(PARSER_STACK_BYTES).spawn_scoped(scope, read);
         match thread.map(std::thread::ScopedJoinHandle::join) {
             Ok(Ok(reading)) => reading,
             Ok(Err(_)) => Err(ImportError::at(file, None, "cannot be parsed: the parser panicked; please report it")),

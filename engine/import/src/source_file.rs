@@ -1,14 +1,14 @@
-//! A file of another engine, and the keys that engines have.
+//! Files of other engines.
 
 use super::engine::Engine;
 
 /// A file of another engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
-    /// Of a page with several code blocks: a line of the one that is meant, from 1.
+    /// Line that selects a code block of a page, from 1.
     pub line: Option<usize>,
-    /// Its name, for messages; the ending says what it is: `.sh`, `.yaml`, `.yml`, `.json`, `.py`. With another, the
-    /// text says it.
+    /// Its name, for messages; the ending gives the format: `.sh`, `.yaml`, `.yml`, `.json`, `.py`. With another
+    /// ending, the text decides.
     pub name: String,
     /// Its text.
     pub text: String,
@@ -20,7 +20,7 @@ impl SourceFile {
         Self { line: None, name: name.into(), text: text.into() }
     }
 
-    /// The code block of a page that has a line, counted from 1.
+    /// Selects the code block of a page with this line, counted from 1.
     #[must_use]
     pub fn at_line(mut self, line: usize) -> Self {
         self.line = Some(line);
@@ -28,7 +28,7 @@ impl SourceFile {
     }
 }
 
-/// Whether an engine has a key of that name.
+/// Returns true if an engine has a key of that name.
 pub(super) fn is_known(key: &str) -> bool {
     Engine::ALL.iter().any(|engine| engine.rules().find(key).is_some())
 }

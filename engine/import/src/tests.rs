@@ -1,4 +1,4 @@
-//! What the readers make of texts, also of hostile ones.
+//! Tests of the readers, also with hostile texts.
 
 mod cases;
 mod nemo;
@@ -6,7 +6,7 @@ mod pages;
 mod programs;
 mod scripts;
 mod versions;
-use super::entry::{Entry, Given};
+use super::entry::{Entry, SourceValue};
 use super::literal::hydra;
 use super::rules::Rules;
 use super::{Engine, ImportError, Imported, KeyOutcome, Options, SourceFile, import};
@@ -23,8 +23,8 @@ fn entries(name: &str, text: &str) -> Vec<Entry> {
 
 fn value(entries: &[Entry], key: &str) -> Value {
     let entry = entries.iter().rfind(|entry| entry.key == key);
-    match entry.map(|entry| &entry.given) {
-        Some(Given::Value(value)) => value.clone(),
+    match entry.map(|entry| &entry.value) {
+        Some(SourceValue::Known(value)) => value.clone(),
         other => panic!("{key}: {other:?}"),
     }
 }
@@ -42,7 +42,7 @@ fn imported(name: &str, text: &str) -> Imported {
     import(&files, &Options::default(), &environment).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// What the imported configuration has at a place.
+/// The imported configuration's value at a place.
 fn at(imported: &Imported, path: &str) -> Value {
     let config: Value = serde_saphyr::from_str(&imported.config).expect("YAML");
     config.pointer(path).cloned().unwrap_or(Value::Null)
@@ -100,7 +100,7 @@ CUDA_VISIBLE_DEVICES=0 python3 -m verl.trainer.main_ppo "${DATA[@]}" $COMMON \
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=${longest} \
     ~trainer.total_epochs $@ 2>&1 | tee log.txt
 "#;
-    let found = entries("run.sh", script);
+    let result = entries("run.sh", script);
     for (key, expected) in [
         ("data.train_files", json!(["/srv/a.parquet"])),
         ("data.train_batch_size", json!(32)),
@@ -113,11 +113,11 @@ CUDA_VISIBLE_DEVICES=0 python3 -m verl.trainer.main_ppo "${DATA[@]}" $COMMON \
         ("trainer.logger", json!(["console", "wandb"])),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", json!(12_288)),
     ] {
-        assert_eq!(value(&found, key), expected, "{key}");
+        assert_eq!(value(&result, key), expected, "{key}");
     }
-    assert_eq!(found.len(), 12, "{found:?}");
-    assert!(found.iter().any(|entry| entry.removes && entry.key == "trainer.total_epochs"));
-    assert_eq!(found[0].place.line, Some(13));
+    assert_eq!(result.len(), 12, "{result:?}");
+    assert!(result.iter().any(|entry| entry.removes && entry.key == "trainer.total_epochs"));
+    assert_eq!(result[0].place.line, Some(13));
 }
 
 #[test]
@@ -136,14 +136,14 @@ fn what_only_running_a_script_could_tell_is_named() {
 
 #[test]
 fn lines_of_overrides_are_read_without_a_command_and_later_ones_count() {
-    let found = imported(
+    let result = imported(
         "settings.txt",
         "data.train_batch_size=64 \\\n  algorithm.adv_estimator=grpo\ndata.train_batch_size=32\n",
     );
-    assert_eq!(found.engine, Engine::Verl);
-    assert!(found.config.contains("train_batch_size: 32"), "{}", found.config);
-    assert_eq!(found.rows.len(), 2);
-    assert_eq!(found.rows[0].replaces.len(), 1);
+    assert_eq!(result.engine, Engine::Verl);
+    assert!(result.config.contains("train_batch_size: 32"), "{}", result.config);
+    assert_eq!(result.rows.len(), 2);
+    assert_eq!(result.rows[0].replaces.len(), 1);
 }
 
 #[test]
@@ -184,7 +184,7 @@ def main():
     )
     trainer = GRPOTrainer(model=MODEL, reward_funcs=[think_format_reward, accuracy_reward], args=args)
 "#;
-    let found = entries("train.py", program);
+    let result = entries("train.py", program);
     for (key, expected) in [
         ("learning_rate", json!(1e-5)),
         ("max_completion_length", json!(1024)),
@@ -196,16 +196,16 @@ def main():
         ("GRPOTrainer.reward_funcs", json!(["think_format_reward", "accuracy_reward"])),
         ("output_dir", json!("runs/Qwen/Qwen3-0.6B")),
     ] {
-        assert_eq!(value(&found, key), expected, "{key}");
+        assert_eq!(value(&result, key), expected, "{key}");
     }
-    let output = found.iter().find(|entry| entry.key == "output_dir").expect("output_dir");
+    let output = result.iter().find(|entry| entry.key == "output_dir").expect("output_dir");
     assert_eq!(output.place.line, Some(8));
 }
 
 #[test]
 fn flags_of_a_launch_command_are_read() {
     let script = "accelerate launch --num_processes 4 examples/grpo.py --model_name_or_path Qwen/Qwen3-0.6B \\\n  --learning_rate=1e-6 --use_vllm --lora_target_modules q_proj v_proj --beta 0.0\n";
-    let found = entries("run.sh", script);
+    let result = entries("run.sh", script);
     for (key, expected) in [
         ("num_processes", json!(4)),
         ("model_name_or_path", json!("Qwen/Qwen3-0.6B")),
@@ -214,7 +214,7 @@ fn flags_of_a_launch_command_are_read() {
         ("lora_target_modules", json!(["q_proj", "v_proj"])),
         ("beta", json!(0.0)),
     ] {
-        assert_eq!(value(&found, key), expected, "{key}");
+        assert_eq!(value(&result, key), expected, "{key}");
     }
 }
 
@@ -269,9 +269,9 @@ fn hostile_texts_are_refused_with_their_place() {
         ("a.yaml", "lerning: {rate: 1}\n", &["--from", "lerning.rate"]),
         ("a.yaml", "", &["a.yaml"]),
     ] {
-        let said = refusal(name, text);
+        let error = refusal(name, text);
         for part in parts {
-            assert!(said.contains(part), "{text:?}: {part:?} is not in {said}");
+            assert!(error.contains(part), "{text:?}: {part:?} is not in {error}");
         }
     }
     assert!(refusal("a.yaml", &" ".repeat(5 << 20)).contains("bytes"));

@@ -1,13 +1,13 @@
-//! Arithmetic as calculators and puzzles have it: numbers with `+ - * /` and brackets, evaluated exactly.
+//! Exact arithmetic of calculators and puzzles: numbers with `+ - * /` and brackets.
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
 use num_traits::Zero;
 
-/// The expressions that are allowed. The caller bounds their length: time and the size of the value grow with it.
+/// The allowed expressions. The caller bounds their length: time and the size of the value grow with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arithmetic {
-    /// Brackets, signs and a number within one another, at most.
+    /// Deepest nesting of brackets, signs and numbers.
     pub depth: usize,
     /// Allow decimals, and minus signs before numbers and brackets.
     pub decimals: bool,
@@ -26,7 +26,7 @@ impl Arithmetic {
     /// Evaluates an expression.
     ///
     /// # Errors
-    /// The first fault, for the one who wrote the expression.
+    /// The first mistake in the expression.
     pub fn evaluate(self, text: &str) -> Result<Evaluated, String> {
         let mut reader = Reader { allowed: self, rest: text.trim_start(), depth: 0, numbers: Vec::new() };
         let value = reader.sum()?;
@@ -97,8 +97,8 @@ impl Reader<'_> {
         let fraction = self.rest[whole..].strip_prefix('.').filter(|_| self.allowed.decimals).map_or(0, digits);
         let (number, rest) = self.rest.split_at(whole + usize::from(fraction > 0) + fraction);
         let Ok(value) = number.replace('.', "").parse::<BigInt>() else {
-            let found = self.rest.chars().next().map_or("its end".to_owned(), |c| format!("{c:?}"));
-            return Err(format!("expected a number, found {found}"));
+            let actual = self.rest.chars().next().map_or("its end".to_owned(), |c| format!("{c:?}"));
+            return Err(format!("expected a number, found {actual}"));
         };
         self.rest = rest.trim_start();
         let value = BigRational::new(value, BigInt::from(10).pow(fraction as u32));

@@ -1,4 +1,4 @@
-//! Which bracket closes which.
+//! Matching of brackets.
 
 use crate::lexer::{Kind, Token};
 
@@ -7,13 +7,13 @@ use crate::lexer::{Kind, Token};
 pub(crate) struct Bracket {
     /// The token that closes it.
     pub close: usize,
-    /// Whether commas or semicolons separate what it holds.
+    /// True if its content has commas or semicolons at the top level.
     pub separated: bool,
 }
 
-/// The brackets that open at each token; none where one is not closed.
+/// The bracket that opens at each token; `None` if a bracket is not closed.
 pub(crate) fn brackets(tokens: &[Token]) -> Option<Vec<Option<Bracket>>> {
-    let mut found = vec![None; tokens.len()];
+    let mut brackets = vec![None; tokens.len()];
     let mut open: Vec<(usize, char, bool)> = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
         match token.kind {
@@ -26,8 +26,8 @@ pub(crate) fn brackets(tokens: &[Token]) -> Option<Vec<Option<Bracket>>> {
                     _ => matches!(symbol, ')' | ']'),
                 };
                 let close = at;
-                found[start] = fits.then_some(Bracket { close, separated });
-                found[start]?;
+                brackets[start] = fits.then_some(Bracket { close, separated });
+                brackets[start]?;
             }
             Kind::Symbol(',' | ';') => {
                 if let Some((.., separated)) = open.last_mut() {
@@ -37,5 +37,5 @@ pub(crate) fn brackets(tokens: &[Token]) -> Option<Vec<Option<Bracket>>> {
             _ => {}
         }
     }
-    open.is_empty().then_some(found)
+    open.is_empty().then_some(brackets)
 }

@@ -1,4 +1,4 @@
-//! From tokens to an answer: lists, sets, tuples, intervals, matrices, and what stands behind an equals sign.
+//! Parsing of answers from tokens: lists, sets, tuples, intervals, matrices, assignments.
 
 use crate::expr::Expr;
 use crate::lexer::Kind;
@@ -8,13 +8,13 @@ use crate::value::{Interval, Value};
 use crate::words::is_mathematics;
 use std::collections::BTreeSet;
 
-/// Brackets of tuples and sets within one another.
-const DEPTH: usize = 12;
+/// Deepest nesting of tuples and sets.
+const MAX_DEPTH: usize = 12;
 
 /// An answer of items with commas, semicolons, `and` or `or` between them, up to a token. None where the grammar has no
 /// such answer.
 pub(crate) fn answer(parser: &mut Parser<'_>, end: usize) -> Option<Value> {
-    let mut items = elements(parser, end, DEPTH)?;
+    let mut items = elements(parser, end, MAX_DEPTH)?;
     match items.len() {
         0 => None,
         1 => items.pop(),
@@ -38,7 +38,7 @@ fn elements(parser: &mut Parser<'_>, end: usize, depth: usize) -> Option<Vec<Val
     (parser.at == end).then_some(items)
 }
 
-/// What stands between two items.
+/// A separator between two items.
 fn separator(parser: &mut Parser<'_>) -> Option<()> {
     let symbol = parser.take(',') || parser.take(';');
     let word = match parser.kind(0) {
@@ -51,7 +51,7 @@ fn separator(parser: &mut Parser<'_>) -> Option<()> {
     (symbol || word).then_some(())
 }
 
-/// One item: something alone, or a relation.
+/// Parses one item: a value or a relation.
 fn item(parser: &mut Parser<'_>, depth: usize) -> Option<Value> {
     let mut sides = vec![union(parser, depth)?];
     let mut signs = Vec::new();
@@ -85,7 +85,7 @@ fn assigned(mut sides: Vec<Value>) -> Option<Value> {
     Some(Value::Assigned { name, value: Box::new(value) })
 }
 
-/// The interval that an inequality leaves to its variable.
+/// The interval of an inequality's variable.
 fn interval(sides: &[Value], signs: &[char]) -> Option<Value> {
     let mut exprs: Vec<&Expr> = sides
         .iter()
@@ -109,9 +109,9 @@ fn interval(sides: &[Value], signs: &[char]) -> Option<Value> {
         exprs.reverse();
         closed.reverse();
     }
-    let least = || Expr::Negative(Box::new(Expr::Infinity));
+    let minus_infinity = || Expr::Negative(Box::new(Expr::Infinity));
     let (low, high, ends) = match (exprs.as_slice(), closed.as_slice()) {
-        ([x, c], [end]) if name(x) && constant(c) => (least(), (*c).clone(), [false, *end]),
+        ([x, c], [end]) if name(x) && constant(c) => (minus_infinity(), (*c).clone(), [false, *end]),
         ([c, x], [end]) if name(x) && constant(c) => ((*c).clone(), Expr::Infinity, [*end, false]),
         ([a, x, b], [first, second]) if name(x) && constant(a) && constant(b) => {
             ((*a).clone(), (*b).clone(), [*first, *second])
@@ -121,12 +121,12 @@ fn interval(sides: &[Value], signs: &[char]) -> Option<Value> {
     Some(Value::Intervals(vec![Interval { low, high, closed: ends }]))
 }
 
-/// Sets or intervals with signs of union between them, or something alone.
+/// A union of sets or of intervals, or a single value.
 fn union(parser: &mut Parser<'_>, depth: usize) -> Option<Value> {
-    let mut all = side(parser, depth)?;
+    let mut union = side(parser, depth)?;
     while parser.take('∪') {
         let next = side(parser, depth)?;
-        all = match (open_interval(all), open_interval(next)) {
+        union = match (open_interval(union), open_interval(next)) {
             (Value::Intervals(mut first), Value::Intervals(second)) => {
                 first.extend(second);
                 Value::Intervals(first)
@@ -138,10 +138,10 @@ fn union(parser: &mut Parser<'_>, depth: usize) -> Option<Value> {
             _ => return None,
         };
     }
-    Some(all)
+    Some(union)
 }
 
-/// A pair in round brackets as the open interval that it also spells.
+/// Converts a pair in round brackets to an open interval.
 pub(crate) fn open_interval(value: Value) -> Value {
     let Value::Tuple(parts) = &value else {
         return value;
@@ -192,7 +192,7 @@ fn inside(parser: &mut Parser<'_>, close: usize, depth: usize) -> Option<Vec<Val
     Some(items)
 }
 
-/// A tuple, or an interval where two ends stand in brackets of which one is square.
+/// A tuple; or an interval, if there are two parts and a square bracket.
 fn ordered(parts: Vec<Value>, square: [bool; 2]) -> Option<Value> {
     if parts.len() != 2 || square == [false, false] {
         return Some(Value::Tuple(parts));
@@ -247,7 +247,7 @@ fn matrix(parser: &mut Parser<'_>) -> Option<Value> {
     even.then_some(Value::Matrix(rows))
 }
 
-/// The name of an environment that begins or ends here.
+/// The name of an environment at its start or end.
 fn environment(parser: &mut Parser<'_>) -> Option<String> {
     parser.at += 1;
     let open = parser.take('{');
@@ -258,7 +258,7 @@ fn environment(parser: &mut Parser<'_>) -> Option<String> {
     (open && parser.take('}')).then(|| name.clone())
 }
 
-/// An expression with its percent and unit, or the words that name what follows.
+/// An expression with its percent and unit, or the words before an equals sign.
 fn quantity(parser: &mut Parser<'_>) -> Option<Value> {
     if let Some(name) = label(parser) {
         return Some(Value::plain(Expr::Variable(name)));
@@ -286,7 +286,7 @@ fn quantity(parser: &mut Parser<'_>) -> Option<Value> {
     Some(Value::Quantity { expr, percent: percent || spelt_percent, unit })
 }
 
-/// Words before an equals sign.
+/// Parses words before an equals sign.
 fn label(parser: &mut Parser<'_>) -> Option<String> {
     let name = match parser.kind(0)? {
         Kind::Words(words) => words.clone(),
@@ -298,7 +298,7 @@ fn label(parser: &mut Parser<'_>) -> Option<String> {
     assigns.then_some(name)
 }
 
-/// The words that stand here, with an exponent of a unit; `and` and `or` are none of them.
+/// Takes words, with the exponents of units, up to `and` or `or`.
 fn skip_words(parser: &mut Parser<'_>) -> Option<String> {
     let mut words = Vec::new();
     loop {

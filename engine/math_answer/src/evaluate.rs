@@ -1,4 +1,4 @@
-//! The value of an expression: exact where it is rational and of bounded size, else in double precision.
+//! The value of an expression: exact if it is rational and of bounded size, otherwise in double precision.
 
 use crate::expr::{Expr, Function};
 use crate::number::{binomial, bounded, factorial, power, root};
@@ -7,14 +7,16 @@ use num_rational::BigRational;
 use num_traits::{One, Signed, ToPrimitive, Zero};
 use std::collections::BTreeMap;
 
-/// The exact value, where the expression has no variable and is rational.
+/// The exact value, if the expression has no variable and is rational.
 pub(crate) fn exact(expr: &Expr) -> Option<BigRational> {
     match expr {
         Expr::Number(number) => Some(number.clone()),
         Expr::Pi | Expr::Euler | Expr::Imaginary | Expr::Infinity | Expr::Variable(_) | Expr::Log(_) => None,
         Expr::Negative(inner) => Some(-exact(inner)?),
         Expr::Sum(parts) => parts.iter().try_fold(BigRational::zero(), |sum, part| bounded(sum + exact(part)?)),
-        Expr::Product(parts) => parts.iter().try_fold(BigRational::one(), |all, part| bounded(all * exact(part)?)),
+        Expr::Product(parts) => {
+            parts.iter().try_fold(BigRational::one(), |product, part| bounded(product * exact(part)?))
+        }
         Expr::Quotient(pair) => {
             let below = exact(&pair[1])?;
             (!below.is_zero()).then(|| bounded(exact(&pair[0])? / below))?
@@ -43,10 +45,10 @@ pub(crate) fn exact(expr: &Expr) -> Option<BigRational> {
     }
 }
 
-/// The value with variables set to numbers; none where it is not finite or not defined.
+/// The value for given variables; `None` if it is infinite or undefined.
 pub(crate) fn numeric(expr: &Expr, variables: &BTreeMap<String, f64>) -> Option<Complex> {
     let value = |expr: &Expr| numeric(expr, variables);
-    let found = match expr {
+    let result = match expr {
         Expr::Number(number) => Complex::from(number.to_f64()?),
         Expr::Pi => Complex::from(std::f64::consts::PI),
         Expr::Euler => Complex::from(std::f64::consts::E),
@@ -55,29 +57,31 @@ pub(crate) fn numeric(expr: &Expr, variables: &BTreeMap<String, f64>) -> Option<
         Expr::Variable(name) => Complex::from(*variables.get(name)?),
         Expr::Negative(inner) => -value(inner)?,
         Expr::Sum(parts) => parts.iter().try_fold(Complex::default(), |sum, part| Some(sum + value(part)?))?,
-        Expr::Product(parts) => parts.iter().try_fold(Complex::from(1.0), |all, part| Some(all * value(part)?))?,
+        Expr::Product(parts) => {
+            parts.iter().try_fold(Complex::from(1.0), |product, part| Some(product * value(part)?))?
+        }
         Expr::Quotient(pair) => quotient(value(&pair[0])?, value(&pair[1])?),
-        Expr::Power(pair) => raised(value(&pair[0])?, value(&pair[1])?),
+        Expr::Power(pair) => complex_power(value(&pair[0])?, value(&pair[1])?),
         Expr::Root(pair) => nth_root(value(&pair[0])?, value(&pair[1])?),
         Expr::Log(pair) => quotient(value(&pair[1])?.ln(), value(&pair[0])?.ln()),
         Expr::Binomial(_) => Complex::from(exact(expr)?.to_f64()?),
         Expr::Apply(function, inner) => apply(*function, value(inner)?)?,
     };
-    found.is_finite().then_some(found)
+    result.is_finite().then_some(result)
 }
 
-/// Whether the imaginary part is nothing but rounding.
+/// Returns true if the imaginary part is only a rounding error.
 pub(crate) fn is_real(value: Complex) -> bool {
     value.im.abs() <= 1e-12 * value.norm().max(1e-3)
 }
 
-/// A quotient; of real numbers without the detour by which complex ones overflow.
+/// A quotient, in real arithmetic for real numbers, which overflows less.
 pub(crate) fn quotient(a: Complex, b: Complex) -> Complex {
     if a.im == 0.0 && b.im == 0.0 { Complex::from(a.re / b.re) } else { a / b }
 }
 
 /// The principal power; of a real number to a whole exponent without an imaginary part.
-fn raised(base: Complex, exponent: Complex) -> Complex {
+fn complex_power(base: Complex, exponent: Complex) -> Complex {
     let whole = exponent.im == 0.0 && exponent.re.fract() == 0.0;
     if exponent.is_zero() {
         Complex::one()
@@ -101,7 +105,7 @@ fn nth_root(index: Complex, of: Complex) -> Complex {
     } else if odd && of.im == 0.0 && of.re < 0.0 {
         Complex::from(-(-of.re).powf(index.re.recip()))
     } else {
-        raised(of, quotient(Complex::from(1.0), index))
+        complex_power(of, quotient(Complex::from(1.0), index))
     }
 }
 

@@ -80,7 +80,7 @@ impl Expr {
         }
     }
 
-    /// The names of its variables.
+    /// Collects the names of its variables.
     pub fn variables(&self, into: &mut BTreeSet<String>) {
         if let Self::Variable(name) = self {
             into.insert(name.clone());
@@ -88,7 +88,7 @@ impl Expr {
         self.parts().iter().for_each(|part| part.variables(into));
     }
 
-    /// Whether it names what it is put equal to: `x`, `f(x)`.
+    /// Returns true for the name of an assignment: `x`, `f(x)`.
     pub fn is_name(&self) -> bool {
         match self {
             Self::Variable(_) => true,
@@ -135,7 +135,7 @@ impl fmt::Display for Expr {
     }
 }
 
-/// What a single letter is.
+/// The meaning of a single letter.
 pub(crate) fn variable(letter: char) -> Expr {
     match letter {
         'e' => Expr::Euler,
@@ -144,7 +144,7 @@ pub(crate) fn variable(letter: char) -> Expr {
     }
 }
 
-/// The only part, or all of them together.
+/// The only part, or all parts combined.
 pub(crate) fn one_or(mut parts: Vec<Expr>, together: fn(Vec<Expr>) -> Expr) -> Expr {
     match parts.len() {
         1 => parts.swap_remove(0),
@@ -152,7 +152,7 @@ pub(crate) fn one_or(mut parts: Vec<Expr>, together: fn(Vec<Expr>) -> Expr) -> E
     }
 }
 
-/// A product that has one factor more.
+/// Multiplies by one more factor.
 pub(crate) fn times(first: Expr, second: Expr) -> Expr {
     match first {
         Expr::Product(mut parts) => {

@@ -1,21 +1,21 @@
-//! From the text of an answer to tokens: LaTeX and plain text alike.
+//! Tokens of an answer in LaTeX or plain text.
 
 use crate::number::decimal;
 use num_rational::BigRational;
 
-/// Bytes of an answer that are read; a longer one is not decided.
+/// Longest answer to parse, in bytes.
 pub(crate) const MAX_BYTES: usize = 2_000;
 
-/// What a token is.
+/// Kind of a token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind {
-    /// A number without its sign, and whether it is written as a whole number.
+    /// A number without its sign, and true if it is spelled as an integer.
     Number(BigRational, bool),
     /// A run of letters.
     Letters(String),
     /// A LaTeX command without its backslash.
     Command(String),
-    /// Text that LaTeX sets upright, units above all.
+    /// Upright text in LaTeX, mostly units.
     Words(String),
     /// Anything else. Braces of a set are `⦃` and `⦄`; those of LaTeX's groups are `{` and `}`.
     Symbol(char),
@@ -25,18 +25,18 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Token {
     pub kind: Kind,
-    /// Whether space stands before it.
+    /// True after a space.
     pub spaced: bool,
 }
 
-/// Commands that say nothing of the value.
+/// Commands without meaning for the value.
 const SILENT: &str = "left right big Big bigl bigr Bigl Bigr displaystyle textstyle limits boxed mathbf boldsymbol bf rm it \
                       middle hspace";
 
 /// Commands whose argument is text.
 const UPRIGHT: &str = "text textbf textit textrm mathrm mbox operatorname mathsf unit";
 
-/// Symbols, and the commands that stand for each.
+/// Symbols and their commands.
 const SYMBOLS: [(char, &str); 20] = [
     ('*', "cdot times ast"),
     ('/', "div"),
@@ -60,12 +60,12 @@ const SYMBOLS: [(char, &str); 20] = [
     (',', "land"),
 ];
 
-/// Whether a list of words has a name.
+/// Returns true if a list of words has a name.
 fn has(words: &str, name: &str) -> bool {
     words.split(' ').any(|word| word == name)
 }
 
-/// Reads a text. None where a character belongs to no mathematics, or where the text is too long.
+/// Splits a text into tokens; `None` for characters outside of mathematics and for long texts.
 pub(crate) fn tokens(text: &str) -> Option<Vec<Token>> {
     if text.len() > MAX_BYTES {
         return None;
@@ -80,7 +80,7 @@ pub(crate) fn tokens(text: &str) -> Option<Vec<Token>> {
 struct Lexer {
     chars: Vec<char>,
     at: usize,
-    /// Open brackets, in which a comma separates.
+    /// Depth of brackets, in which a comma separates.
     depth: usize,
     spaced: bool,
     tokens: Vec<Token>,
@@ -299,7 +299,7 @@ impl Lexer {
     }
 }
 
-/// A character outside of LaTeX's commands as the parser knows it.
+/// The parser's character of a plain character.
 fn plain(c: char) -> Option<char> {
     Some(match c {
         '×' | '·' | '⋅' | '∗' => '*',

@@ -1,4 +1,4 @@
-//! Whether two mathematical answers are equal, as language models and data sets write them: LaTeX or plain text.
+//! Comparison of mathematical answers of language models and data sets, in LaTeX or plain text.
 //!
 //! ```
 //! use math_answer::{AnswerSource, Checker};
@@ -38,7 +38,7 @@ pub use extract::{AnswerSource, answer_line, concluded, extract, gold_source, la
 /// Compares the answers of texts with ground truths.
 #[derive(Clone, Copy, Debug)]
 pub struct Checker {
-    /// Where the answer of a text is looked for.
+    /// The searched places of a text's answer.
     pub source: AnswerSource,
     /// Largest relative difference of two numbers that counts as equal; 0 compares exactly.
     pub tolerance: f64,
@@ -51,17 +51,16 @@ pub struct EmptyGold;
 /// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether the two are equal.
+    /// Result of the comparison.
     pub comparison: Comparison,
-    /// The answer as it was read; `None` where the text has none.
+    /// The parsed answer; `None` if the text has none.
     pub answer: Option<String>,
-    /// The ground truth as it was read.
+    /// The parsed ground truth.
     pub gold: String,
 }
 
 impl Verdict {
-    /// Whether the answer equals the ground truth.
-    #[must_use]
+    /// Returns true if the answer equals the ground truth.
     pub fn is_equal(&self) -> bool {
         self.comparison == Comparison::Equal
     }
@@ -69,7 +68,6 @@ impl Verdict {
 
 impl Checker {
     /// The answer of a text in a normal form: equal numbers are equal strings.
-    #[must_use]
     pub fn read(self, text: &str) -> Option<String> {
         extract(text, self.source).map(|answer| Parsed::new(answer).to_string())
     }

@@ -1,10 +1,10 @@
-//! Numbers as they are written, and exact arithmetic that gives up before it gets long.
+//! Decimal numbers, and exact arithmetic of bounded size.
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
 use num_traits::{One, Pow, Signed, ToPrimitive, Zero};
 
-/// Bits of a numerator or a denominator beyond which a number is no longer exact.
+/// Largest size of an exact numerator or denominator, in bits.
 const MAX_BITS: u64 = 8_192;
 
 /// The number, if it is of a bounded size.
@@ -12,11 +12,11 @@ pub(crate) fn bounded(number: BigRational) -> Option<BigRational> {
     (number.numer().bits() <= MAX_BITS && number.denom().bits() <= MAX_BITS).then_some(number)
 }
 
-/// A decimal number: digits before and after the point, and those that repeat for ever after them.
+/// A decimal number from the digits before and after the point, and the repeating ones after them.
 pub(crate) fn decimal(whole: &str, fraction: &str, repeating: &str) -> Option<BigRational> {
     let digits = |text: &str| -> Option<BigInt> {
-        let own: String = text.chars().filter(char::is_ascii_digit).collect();
-        if own.is_empty() { Some(BigInt::zero()) } else { own.parse().ok() }
+        let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+        if digits.is_empty() { Some(BigInt::zero()) } else { digits.parse().ok() }
     };
     let ten = |exponent: usize| BigInt::from(10).pow(exponent as u32);
     let shift = ten(fraction.len());
@@ -29,7 +29,7 @@ pub(crate) fn decimal(whole: &str, fraction: &str, repeating: &str) -> Option<Bi
     bounded(number)
 }
 
-/// `base` to a whole power.
+/// `base` to a power.
 pub(crate) fn power(base: &BigRational, exponent: &BigRational) -> Option<BigRational> {
     if !exponent.is_integer() {
         return root_power(base, exponent);
@@ -48,14 +48,14 @@ pub(crate) fn power(base: &BigRational, exponent: &BigRational) -> Option<BigRat
     bounded(Pow::pow(base.clone(), exponent as i32))
 }
 
-/// A power with a fraction as exponent, where it is rational.
+/// A power with a fraction as exponent, if it is rational.
 fn root_power(base: &BigRational, exponent: &BigRational) -> Option<BigRational> {
     let index = exponent.denom().to_u32()?;
     let root = root(base, index)?;
     power(&root, &BigRational::from_integer(exponent.numer().clone()))
 }
 
-/// The real root of a number that is not negative, where it is rational.
+/// The real root of a nonnegative number, if it is rational.
 pub(crate) fn root(number: &BigRational, index: u32) -> Option<BigRational> {
     if index == 0 || index > 64 || number.is_negative() {
         return None;
@@ -77,10 +77,10 @@ pub(crate) fn factorial(number: &BigRational) -> Option<BigRational> {
     bounded(BigRational::from_integer(product))
 }
 
-/// Ways to choose `k` of `n`.
+/// The number of ways to choose `k` of `n`.
 pub(crate) fn binomial(n: &BigRational, k: &BigRational) -> Option<BigRational> {
-    let whole = |x: &BigRational| x.is_integer().then(|| x.numer().to_u32())?;
-    let (n, k) = (whole(n)?, whole(k)?);
+    let integer = |x: &BigRational| x.is_integer().then(|| x.numer().to_u32())?;
+    let (n, k) = (integer(n)?, integer(k)?);
     if n > 1000 {
         return None;
     }

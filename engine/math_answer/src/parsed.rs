@@ -1,4 +1,4 @@
-//! An answer, read.
+//! Parsed answers.
 
 use crate::collection::answer;
 use crate::evaluate::{exact, is_real, numeric};
@@ -9,54 +9,54 @@ use crate::value::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Signs of `±` that an answer may have.
-const BOTH_SIGNS: usize = 4;
+/// Largest number of `±` signs in an answer.
+const MAX_BOTH_SIGNS: usize = 4;
 
-/// An answer: what it is, and its text in one spelling.
+/// An answer: its value, and its text in one spelling.
 #[derive(Clone, Debug)]
 pub(crate) struct Parsed {
     pub(crate) value: Value,
-    /// Without spaces, dollars and commands that say nothing of the value.
+    /// Text without spaces, dollars and commands without meaning for the value.
     pub(crate) text: String,
 }
 
 impl Parsed {
-    /// Reads a text; what the grammar does not have is [`Value::Other`].
+    /// Parses a text; a text outside of the grammar is [`Value::Other`].
     pub fn new(source: &str) -> Self {
         let Some(tokens) = tokens(source) else {
             return Self { value: words(source).unwrap_or(Value::Other), text: source.split_whitespace().collect() };
         };
-        Self { text: spelt(&tokens), value: read(&tokens).or_else(|| words(source)).unwrap_or(Value::Other) }
+        Self { text: joined(&tokens), value: read(&tokens).or_else(|| words(source)).unwrap_or(Value::Other) }
     }
 
-    /// Whether it is mathematics: a number, an expression or a collection, no word.
+    /// Returns true for a number, an expression or a collection, false for words.
     pub fn is_quantity(&self) -> bool {
         !matches!(self.value, Value::Words(_) | Value::Other)
     }
 }
 
-/// The answer of some tokens; one with `±` is two answers.
+/// The answer of some tokens; `±` makes it two answers.
 fn read(tokens: &[Token]) -> Option<Value> {
-    let both = |kind: &Kind| matches!(kind, Kind::Symbol('±' | '∓'));
-    let count = tokens.iter().filter(|token| both(&token.kind)).count();
+    let has_both_signs = |kind: &Kind| matches!(kind, Kind::Symbol('±' | '∓'));
+    let count = tokens.iter().filter(|token| has_both_signs(&token.kind)).count();
     if count == 0 {
         let mut parser = Parser::new(tokens)?;
         return answer(&mut parser, tokens.len());
     }
-    if count > BOTH_SIGNS {
+    if count > MAX_BOTH_SIGNS {
         return None;
     }
     let with = |plus: char, minus: char| {
-        let mut own = tokens.to_vec();
-        for token in &mut own {
+        let mut tokens = tokens.to_vec();
+        for token in &mut tokens {
             match token.kind {
                 Kind::Symbol('±') => token.kind = Kind::Symbol(plus),
                 Kind::Symbol('∓') => token.kind = Kind::Symbol(minus),
                 _ => {}
             }
         }
-        let mut parser = Parser::new(&own)?;
-        answer(&mut parser, own.len())
+        let mut parser = Parser::new(&tokens)?;
+        answer(&mut parser, tokens.len())
     };
     both_signs(with('+', '-')?, with('-', '+')?)
 }
@@ -67,20 +67,20 @@ fn both_signs(plus: Value, minus: Value) -> Option<Value> {
             let value = Box::new(both_signs(*value, *other)?);
             Some(Value::Assigned { name, value })
         }
-        (Value::List(mut all), Value::List(others)) | (Value::Set(mut all), Value::Set(others)) => {
+        (Value::List(mut merged), Value::List(others)) | (Value::Set(mut merged), Value::Set(others)) => {
             for other in others {
-                if !all.contains(&other) {
-                    all.push(other);
+                if !merged.contains(&other) {
+                    merged.push(other);
                 }
             }
-            Some(Value::List(all))
+            Some(Value::List(merged))
         }
         (first @ Value::Quantity { .. }, second @ Value::Quantity { .. }) => Some(Value::List(vec![first, second])),
         _ => None,
     }
 }
 
-/// Words alone, in lower case and without the marks around them.
+/// A text of words only, in lower case and without marks.
 fn words(source: &str) -> Option<Value> {
     if source.len() > MAX_BYTES {
         return None;
@@ -100,12 +100,12 @@ fn words(source: &str) -> Option<Value> {
     spoken.then(|| Value::Words(words.join(" ")))
 }
 
-/// The tokens as one text.
-fn spelt(tokens: &[Token]) -> String {
+/// Joins the tokens to one text.
+fn joined(tokens: &[Token]) -> String {
     let mut text = String::new();
     for (at, token) in tokens.iter().enumerate() {
         match &token.kind {
-            // of two numbers side by side, where one ends
+            // separates two adjacent numbers
             Kind::Number(number, _) => {
                 if at > 0 && matches!(tokens[at - 1].kind, Kind::Number(..)) {
                     text.push(' ');
@@ -129,14 +129,14 @@ impl fmt::Display for Parsed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {
             Value::Other => f.write_str(&self.text),
-            value => f.write_str(&written(value)),
+            value => f.write_str(&normal_form(value)),
         }
     }
 }
 
-/// A value in one spelling: equal numbers are equal texts.
-fn written(value: &Value) -> String {
-    let list = |parts: &[Value]| parts.iter().map(written).collect::<Vec<_>>();
+/// The normal form of a value: equal numbers have equal texts.
+fn normal_form(value: &Value) -> String {
+    let list = |parts: &[Value]| parts.iter().map(normal_form).collect::<Vec<_>>();
     let sorted = |parts: &[Value]| {
         let mut parts = list(parts);
         parts.sort_unstable();
@@ -148,8 +148,8 @@ fn written(value: &Value) -> String {
             let unit = unit.as_deref().map(|unit| format!(" {unit}"));
             format!("{}{percent}{}", number(expr), unit.unwrap_or_default())
         }
-        Value::Assigned { name, value } if name.is_name() => written(value),
-        Value::Assigned { name, value } => format!("{name} = {}", written(value)),
+        Value::Assigned { name, value } if name.is_name() => normal_form(value),
+        Value::Assigned { name, value } => format!("{name} = {}", normal_form(value)),
         Value::Tuple(parts) => format!("({})", list(parts).join(", ")),
         Value::List(parts) => sorted(parts),
         Value::Set(parts) => format!("{{{}}}", sorted(parts)),
@@ -166,7 +166,7 @@ fn written(value: &Value) -> String {
     }
 }
 
-/// A number exactly where it is rational, in ten digits where it is real; else the expression.
+/// A number: exact if it is rational, in ten digits if it is real, otherwise the expression.
 fn number(expr: &Expr) -> String {
     if let Some(exact) = exact(expr) {
         return exact.to_string();

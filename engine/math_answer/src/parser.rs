@@ -1,5 +1,5 @@
-//! From tokens to an expression, by recursive descent. No token is looked at twice by the same rule, and brackets nest
-//! at most [`DEPTH`] deep: time is linear and the stack is bounded.
+//! Recursive-descent parser of expressions. No rule inspects a token twice, and brackets nest
+//! at most [`MAX_DEPTH`] deep: time is linear and the stack is bounded.
 
 use crate::brackets::{Bracket, brackets};
 use crate::expr::{Expr, Function, one_or, times, variable};
@@ -7,20 +7,20 @@ use crate::lexer::{Kind, Token};
 use crate::units;
 use crate::words::{is_greek, is_mathematics};
 
-/// Brackets, fractions and exponents within one another.
-const DEPTH: usize = 40;
+/// Deepest nesting of brackets, fractions and exponents.
+const MAX_DEPTH: usize = 40;
 
-/// Divisions, exponents and factorials of an answer: each lies within the next.
-const LINKS: usize = 200;
+/// Largest number of divisions, exponents and factorials of an answer, each nested in the next.
+const MAX_LINKS: usize = 200;
 
-/// Reads expressions from tokens.
+/// Parses expressions from tokens.
 pub(crate) struct Parser<'t> {
     tokens: &'t [Token],
     brackets: Vec<Option<Bracket>>,
     pub at: usize,
     depth: usize,
     links: usize,
-    /// Whether a bar closes.
+    /// True if the next bar closes.
     in_bars: bool,
     /// Signs of percent since the last item began.
     pub percents: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Parser<'t> {
 }
 
 impl<'t> Parser<'t> {
-    /// A parser; none where brackets do not match.
+    /// Creates a parser; `None` if brackets do not match.
     pub fn new(tokens: &'t [Token]) -> Option<Self> {
         Some(Self {
             tokens,
@@ -67,25 +67,25 @@ impl<'t> Parser<'t> {
         self.brackets.get(self.at).copied().flatten()
     }
 
-    /// Goes on where the next token is this symbol.
+    /// Skips the next token if it is this symbol.
     pub fn take(&mut self, symbol: char) -> bool {
         let here = self.symbol() == Some(symbol);
         self.at += usize::from(here);
         here
     }
 
-    /// Counts an operation that makes the expression deeper; none where there are too many.
+    /// Counts an operation that deepens the expression; `None` if there are too many.
     fn link(&mut self) -> Option<()> {
         self.links += 1;
-        (self.links <= LINKS).then_some(())
+        (self.links <= MAX_LINKS).then_some(())
     }
 
-    /// Whether the next token stands behind a space.
+    /// Returns true if a token follows a space.
     fn spaced(&self, ahead: usize) -> bool {
         self.tokens.get(self.at + ahead).is_some_and(|t| t.spaced)
     }
 
-    /// Terms with plus and minus between them.
+    /// Parses terms with plus and minus between them.
     pub fn sum(&mut self) -> Option<Expr> {
         let mut terms = vec![self.term()?];
         loop {
@@ -104,7 +104,7 @@ impl<'t> Parser<'t> {
         Some(one_or(terms, Expr::Sum))
     }
 
-    /// The signs that stand before a term: whether they make it negative.
+    /// Takes the signs before a term; true if it is negative.
     fn signs(&mut self) -> bool {
         let mut negative = false;
         while let Some(sign @ ('+' | '-')) = self.symbol() {
@@ -114,23 +114,23 @@ impl<'t> Parser<'t> {
         negative
     }
 
-    /// Factors, with or without a sign of multiplication or division between them.
+    /// Parses factors, with or without a sign of multiplication or division between them.
     fn term(&mut self) -> Option<Expr> {
         let negative = self.signs();
-        let mut all = self.mixed()?;
+        let mut term = self.mixed()?;
         loop {
             if self.take('*') {
-                all = times(all, self.signed()?);
+                term = times(term, self.signed()?);
             } else if self.take('/') {
                 self.link()?;
-                all = Expr::Quotient(Box::new([all, self.signed()?]));
-            } else if self.starts_factor(&all) {
-                all = times(all, self.factor()?);
+                term = Expr::Quotient(Box::new([term, self.signed()?]));
+            } else if self.starts_factor(&term) {
+                term = times(term, self.factor()?);
             } else {
                 break;
             }
         }
-        Some(if negative { Expr::Negative(Box::new(all)) } else { all })
+        Some(if negative { Expr::Negative(Box::new(term)) } else { term })
     }
 
     fn signed(&mut self) -> Option<Expr> {
@@ -139,17 +139,17 @@ impl<'t> Parser<'t> {
         Some(if negative { Expr::Negative(Box::new(factor)) } else { factor })
     }
 
-    /// A factor, or a mixed number: a whole number before a fraction of two whole numbers.
+    /// Parses a factor, or a mixed number: an integer before a fraction of two integers.
     fn mixed(&mut self) -> Option<Expr> {
-        let whole = matches!(self.kind(0), Some(Kind::Number(_, true)));
+        let is_integer = matches!(self.kind(0), Some(Kind::Number(_, true)));
         let fraction = matches!(self.kind(1), Some(Kind::Command(name)) if name == "frac");
         let (over, under) = (self.kind(1), self.kind(3));
         let slash = matches!(self.kind(2), Some(Kind::Symbol('/')));
-        let spelt = matches!((over, under), (Some(Kind::Number(_, true)), Some(Kind::Number(_, true))))
+        let has_plain_fraction = matches!((over, under), (Some(Kind::Number(_, true)), Some(Kind::Number(_, true))))
             && slash
             && self.spaced(1);
         let first = self.factor()?;
-        if whole && fraction {
+        if is_integer && fraction {
             let part = self.factor()?;
             let is_fraction = matches!(
                 &part,
@@ -157,7 +157,7 @@ impl<'t> Parser<'t> {
             );
             return Some(if is_fraction { Expr::Sum(vec![first, part]) } else { times(first, part) });
         }
-        if whole && spelt {
+        if is_integer && has_plain_fraction {
             let over = self.factor()?;
             self.at += 1;
             let part = Expr::Quotient(Box::new([over, self.factor()?]));
@@ -166,7 +166,7 @@ impl<'t> Parser<'t> {
         Some(first)
     }
 
-    /// Whether the next token begins another factor of a product whose signs are left out.
+    /// Returns true if the next token begins another factor of a product without signs.
     fn starts_factor(&self, before: &Expr) -> bool {
         match self.kind(0) {
             Some(Kind::Letters(letters)) => self.is_product(letters, before),
@@ -185,7 +185,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Whether letters are variables, constants or a function, not a word or a unit behind a number.
+    /// Returns true if letters are variables, constants or a function, not a word or a unit after a number.
     fn is_product(&self, letters: &str, before: &Expr) -> bool {
         let after_number = matches!(before, Expr::Number(_) | Expr::Quotient(_) | Expr::Sum(_));
         let last = self.at + 1 == self.tokens.len();
@@ -196,7 +196,7 @@ impl<'t> Parser<'t> {
         is_mathematics(letters)
     }
 
-    /// A base with its exponent, and signs behind it.
+    /// Parses a base with its exponent and the signs after it.
     fn factor(&mut self) -> Option<Expr> {
         let mut base = self.primary()?;
         loop {
@@ -216,8 +216,8 @@ impl<'t> Parser<'t> {
                 }
                 Some('_') if matches!(base, Expr::Number(_)) => {
                     self.at += 1;
-                    let of = self.argument()?;
-                    self.unit = Some(format!("base {of}"));
+                    let base = self.argument()?;
+                    self.unit = Some(format!("base {base}"));
                 }
                 Some('^') => {
                     self.at += 1;
@@ -233,7 +233,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The sign of degrees as an exponent.
+    /// Takes a degree sign as exponent.
     fn degrees(&mut self) -> bool {
         let bare = self.symbol() == Some('°');
         let symbol = |kind: Option<&Kind>, c| matches!(kind, Some(Kind::Symbol(s)) if *s == c);
@@ -248,7 +248,7 @@ impl<'t> Parser<'t> {
     fn exponent(&mut self) -> Option<Expr> {
         let negative = self.signs();
         let exponent = self.nested(Self::primary)?;
-        // powers of powers are read from the right
+        // powers of powers associate to the right
         let exponent = match self.symbol() {
             Some('^') => {
                 self.at += 1;
@@ -260,9 +260,9 @@ impl<'t> Parser<'t> {
         Some(if negative { Expr::Negative(Box::new(exponent)) } else { exponent })
     }
 
-    /// Runs a rule one level deeper; none where that is too deep.
+    /// Applies a rule one level deeper; `None` if that is too deep.
     fn nested<T>(&mut self, rule: fn(&mut Self) -> Option<T>) -> Option<T> {
-        if self.depth == DEPTH {
+        if self.depth == MAX_DEPTH {
             return None;
         }
         self.depth += 1;
@@ -271,7 +271,7 @@ impl<'t> Parser<'t> {
         result
     }
 
-    /// What a bracket holds.
+    /// Parses the content of a bracket.
     fn group(&mut self) -> Option<Expr> {
         let bracket = self.bracket().filter(|bracket| !bracket.separated)?;
         self.at += 1;
@@ -282,7 +282,7 @@ impl<'t> Parser<'t> {
         Some(inner)
     }
 
-    /// The argument of a command: a group, or one token.
+    /// Parses the argument of a command: a group, or one token.
     pub fn argument(&mut self) -> Option<Expr> {
         match self.kind(0)? {
             Kind::Symbol('{') => self.group(),
@@ -319,11 +319,11 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// A square root, its sign being the next token.
+    /// Parses a square root at its sign.
     fn square_root(&mut self) -> Option<Expr> {
         self.at += 1;
-        let of = self.nested(Self::primary)?;
-        Some(Expr::Root(Box::new([Expr::whole(2), of])))
+        let radicand = self.nested(Self::primary)?;
+        Some(Expr::Root(Box::new([Expr::whole(2), radicand])))
     }
 
     fn constant(&mut self, constant: Expr) -> Expr {
@@ -399,47 +399,48 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// A logarithm with its base, 10 where none is given; `ln` is a function of its own.
+    /// Parses a logarithm with its base, by default 10; `ln` is a function.
     fn logarithm(&mut self) -> Option<Expr> {
         self.at += 1;
         let base = if self.take('_') { self.argument()? } else { Expr::whole(10) };
-        let of = self.nested(Self::operand)?;
-        Some(Expr::Log(Box::new([base, of])))
+        let argument = self.nested(Self::operand)?;
+        Some(Expr::Log(Box::new([base, argument])))
     }
 
-    /// A function with its argument: `\sin^2 x`, `\sin 2x`, `sin(x)`.
+    /// Parses a function with its argument: `\sin^2 x`, `\sin 2x`, `sin(x)`.
     fn function(&mut self, function: Function) -> Option<Expr> {
         self.at += 1;
         let exponent = if self.take('^') { Some(self.argument()?) } else { None };
         let unit = self.unit.take();
-        let mut of = self.nested(Self::operand)?;
+        let mut argument = self.nested(Self::operand)?;
         if self.unit.as_deref() == Some("deg") {
             let turn = Expr::Quotient(Box::new([Expr::Pi, Expr::whole(180)]));
-            of = times(of, turn);
+            argument = times(argument, turn);
         }
         self.unit = unit;
-        let value = Expr::Apply(function, Box::new(of));
+        let value = Expr::Apply(function, Box::new(argument));
         Some(match exponent {
             Some(exponent) => Expr::Power(Box::new([value, exponent])),
             None => value,
         })
     }
 
-    /// The argument of a function: what its bracket holds, or the factors up to the next sign.
+    /// Parses the argument of a function: the content of its bracket, or the factors up to the next sign.
     fn operand(&mut self) -> Option<Expr> {
         if matches!(self.symbol(), Some('(' | '{' | '[')) {
             return self.group();
         }
-        let mut all = self.factor()?;
+        let mut product = self.factor()?;
         let function = |kind: Option<&Kind>| {
             let Some(Kind::Letters(name) | Kind::Command(name)) = kind else {
                 return false;
             };
             Function::named(name).is_some() || name == "log"
         };
-        while self.starts_factor(&all) && !function(self.kind(0)) && !matches!(self.symbol(), Some('(' | '[' | '|')) {
-            all = times(all, self.factor()?);
+        while self.starts_factor(&product) && !function(self.kind(0)) && !matches!(self.symbol(), Some('(' | '[' | '|'))
+        {
+            product = times(product, self.factor()?);
         }
-        Some(all)
+        Some(product)
     }
 }

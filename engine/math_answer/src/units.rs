@@ -1,6 +1,6 @@
-//! Units of measure, so that two answers in different ones are told apart.
+//! Units of measure, to distinguish answers in different units.
 
-/// Every unit's spellings, the first being its name.
+/// Spellings of every unit; the first is its name.
 const UNITS: [&[&str]; 40] = [
     &["cm", "centimeter", "centimetre"],
     &["mm", "millimeter", "millimetre"],
@@ -44,7 +44,7 @@ const UNITS: [&[&str]; 40] = [
     &["m^2", "m2", "square meter", "sq m"],
 ];
 
-/// The unit that a text names, in any spelling and number; none where it names something else.
+/// The unit of a text, in any spelling, singular or plural.
 pub(crate) fn unit(text: &str) -> Option<&'static str> {
     let text = text.trim().trim_end_matches('.').to_lowercase();
     let singular = text.strip_suffix('s').unwrap_or(&text);

@@ -1,4 +1,4 @@
-//! What an answer is: a quantity, or a collection of them.
+//! Values of answers: quantities and collections of them.
 
 use crate::expr::Expr;
 use std::fmt;
@@ -9,14 +9,14 @@ pub(crate) enum Value {
     /// A number or an expression.
     Quantity {
         expr: Expr,
-        /// Whether it is written with `%`.
+        /// True if it has a `%`.
         percent: bool,
-        /// The unit of measure, where it is a known one.
+        /// The unit of measure, if known.
         unit: Option<String>,
     },
-    /// What stands before an equals sign, and what stands after the last one.
+    /// The side before an equals sign, and the side after the last one.
     Assigned { name: Expr, value: Box<Value> },
-    /// In round brackets, or in square ones where there are not two: the order counts.
+    /// In round brackets, or in square ones if there are not two parts: the order counts.
     Tuple(Vec<Value>),
     /// Without brackets: the order does not count, but may be that of a tuple.
     List(Vec<Value>),
@@ -28,7 +28,7 @@ pub(crate) enum Value {
     Matrix(Vec<Vec<Value>>),
     /// Words, in lower case.
     Words(String),
-    /// What this grammar does not have.
+    /// Text outside of the grammar.
     Other,
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum Value {
 pub(crate) struct Interval {
     pub low: Expr,
     pub high: Expr,
-    /// Whether the ends belong to it.
+    /// True for the ends within the interval.
     pub closed: [bool; 2],
 }
 

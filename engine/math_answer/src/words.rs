@@ -1,11 +1,11 @@
-//! Letters that are mathematics, and letters that are words.
+//! Distinction of mathematics from words.
 
 use crate::expr::Function;
 
-/// Words of two letters, which are no product of two variables.
+/// Words of two letters that are not products of two variables.
 const SHORT_WORDS: [&str; 13] = ["no", "on", "is", "it", "or", "if", "of", "to", "in", "at", "am", "pm", "as"];
 
-/// Whether letters that stand together are variables, a constant or a function, rather than a word.
+/// Returns true if adjacent letters are variables, a constant or a function, not a word.
 pub(crate) fn is_mathematics(letters: &str) -> bool {
     let lower = letters.to_lowercase();
     let named = matches!(lower.as_str(), "pi" | "inf" | "infinity" | "oo" | "sqrt" | "log");
@@ -20,7 +20,7 @@ pub(crate) fn is_mathematics(letters: &str) -> bool {
     }
 }
 
-/// Whether a command is a letter that can be a variable.
+/// Returns true for a Greek letter.
 pub(crate) fn is_greek(name: &str) -> bool {
     const GREEK: &str = "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau \
                          phi varphi psi omega";

@@ -18,7 +18,7 @@ pub enum LossAggMode {
     SeqMeanTokenSumNorm,
 }
 
-/// How per-token losses of an optimizer step become one number, with what the mode needs.
+/// Aggregation of an optimizer step's token losses, with the mode's parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Aggregation {
     /// Σ L / Σ tokens.
@@ -29,7 +29,7 @@ pub enum Aggregation {
     SeqMeanTokenMean,
     /// Σ L / scale.
     SeqMeanTokenSumNorm {
-        /// What the sum is divided by; sequences · longest possible completion where absent (Dr. GRPO, TRL).
+        /// Divisor of the sum; by default sequences · longest possible completion (Dr. GRPO, TRL).
         scale: Option<f64>,
     },
 }
@@ -37,7 +37,6 @@ pub enum Aggregation {
 impl Aggregation {
     /// Weight of every scored token of an optimizer step: `lengths` are the scored tokens of each of its sequences,
     /// `max_length` is the longest possible completion.
-    #[must_use]
     pub fn weights(self, lengths: &[usize], max_length: usize) -> Vec<Vec<f64>> {
         let mut by = Denominators::new(lengths, max_length);
         let mode = match self {
@@ -53,21 +52,20 @@ impl Aggregation {
     }
 }
 
-/// What token losses are divided by, counted over one whole optimizer step.
+/// Divisors of token losses, counted over one whole optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Denominators {
     /// Scored tokens: `token-mean` (verl's `batch_num_tokens`, TRL's `num_items_in_batch`).
     pub tokens: f64,
     /// Sequences: `seq-mean-token-sum` and `seq-mean-token-mean` (verl's `global_batch_size`).
     pub sequences: f64,
-    /// All that `seq-mean-token-sum-norm` divides by (verl's `loss_scale_factor`).
+    /// Divisor of `seq-mean-token-sum-norm` (verl's `loss_scale_factor`).
     pub scale: f64,
 }
 
 impl Denominators {
     /// verl's, and the default: a sequence without scored tokens does not count; the scale is the longest possible
     /// completion.
-    #[must_use]
     pub fn new(lengths: &[usize], max_length: usize) -> Self {
         Self {
             tokens: lengths.iter().sum::<usize>().max(1) as f64,
@@ -77,7 +75,6 @@ impl Denominators {
     }
 
     /// TRL's: every sequence counts, and `dr_grpo`'s scale is sequences · longest completion.
-    #[must_use]
     pub fn trl(lengths: &[usize], max_length: usize) -> Self {
         let sequences = lengths.len().max(1) as f64;
         Self { sequences, scale: sequences * max_length.max(1) as f64, ..Self::new(lengths, max_length) }
@@ -95,7 +92,6 @@ impl Denominators {
 }
 
 /// Weight of every scored token; `lengths` are the numbers of scored tokens of each sequence.
-#[must_use]
 pub fn token_weights(mode: LossAggMode, lengths: &[usize], by: Denominators) -> Vec<Vec<f64>> {
     lengths
         .iter()

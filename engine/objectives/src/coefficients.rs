@@ -31,7 +31,6 @@ pub struct EntropyCoefficient {
 
 impl EntropyCoefficient {
     /// The weight that the next optimizer step applies: none while the entropy is above its target, or not yet known.
-    #[must_use]
     pub fn applied(&self, target: f64) -> f64 {
         match self.measured {
             Some(entropy) if entropy <= target => self.coeff,

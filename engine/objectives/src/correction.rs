@@ -6,7 +6,7 @@ use super::advantage::mean;
 use serde::{Deserialize, Serialize};
 
 /// Exponents are clamped to ± this.
-const BOUND: f64 = 20.0;
+const MAX_EXPONENT: f64 = 20.0;
 
 /// How the policy loss is corrected by `w = exp(old − sampler)` (TRL's names; verl's `token` and `sequence` truncate).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
@@ -26,7 +26,7 @@ pub enum RolloutIs {
     SequenceMask,
 }
 
-/// What one weight is for.
+/// Level of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CorrectionLevel {
     /// Each token: `exp(old − sampler)`.
@@ -35,7 +35,7 @@ pub enum CorrectionLevel {
     Sequence,
 }
 
-/// What happens to weights outside the thresholds.
+/// Treatment of weights outside the thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CorrectionBound {
     /// They become the nearest threshold.
@@ -47,31 +47,30 @@ pub enum CorrectionBound {
 /// Importance-sampling weights of the policy loss, `w = exp(old − sampler)` within thresholds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RolloutCorrection {
-    /// What one weight is for.
+    /// Level of a weight.
     pub level: CorrectionLevel,
-    /// What happens outside the thresholds.
+    /// Treatment outside the thresholds.
     pub bound: CorrectionBound,
     /// Least weight.
     pub lower: f64,
     /// Largest weight.
     pub upper: f64,
-    /// Whether weights are divided by their mean over the step.
+    /// True to divide weights by their mean over the step.
     pub normalize: bool,
 }
 
 impl RolloutCorrection {
-    /// Weights of the policy loss by token, and what to report of them; `differences` are old − sampler of the scored
+    /// Weights of the policy loss by token, and their metrics; `differences` are old − sampler of the scored
     /// tokens by sequence.
-    #[must_use]
     pub fn weights(&self, differences: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<(String, f64)>) {
         let ratios: Vec<Vec<f64>> = differences
             .iter()
-            .map(|own| {
+            .map(|row| {
                 if self.level == CorrectionLevel::Sequence {
-                    let sum: f64 = own.iter().sum();
-                    return vec![sum.clamp(-BOUND, BOUND).exp(); own.len()];
+                    let sum: f64 = row.iter().sum();
+                    return vec![sum.clamp(-MAX_EXPONENT, MAX_EXPONENT).exp(); row.len()];
                 }
-                own.iter().map(|d| d.clamp(-BOUND, BOUND).exp()).collect()
+                row.iter().map(|d| d.clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()).collect()
             })
             .collect();
         let (lower, upper) = (self.lower, self.upper);
@@ -80,7 +79,7 @@ impl RolloutCorrection {
             CorrectionBound::Mask => 0.0,
             CorrectionBound::Truncate => ratio.clamp(lower, upper),
         };
-        let mut weights: Vec<Vec<f64>> = ratios.iter().map(|own| own.iter().map(bounded).collect()).collect();
+        let mut weights: Vec<Vec<f64>> = ratios.iter().map(|row| row.iter().map(bounded).collect()).collect();
         let mut metrics = self.report(&ratios);
         if self.normalize {
             let centre = match self.level {
@@ -96,21 +95,22 @@ impl RolloutCorrection {
 
     /// verl's metrics of the ratios before they are bounded, and the effective sample size of the bounded ones.
     fn report(&self, ratios: &[Vec<f64>]) -> Vec<(String, f64)> {
-        let all = ratios.concat();
-        if all.is_empty() {
+        let ratios = ratios.concat();
+        if ratios.is_empty() {
             return Vec::new();
         }
         let upper = self.upper;
-        let share = |test: &dyn Fn(f64) -> bool| all.iter().filter(|r| test(**r)).count() as f64 / all.len() as f64;
-        let clamped = all.iter().map(|r| r.max(1.0 / upper).min(upper));
+        let share =
+            |test: &dyn Fn(f64) -> bool| ratios.iter().filter(|r| test(**r)).count() as f64 / ratios.len() as f64;
+        let clamped = ratios.iter().map(|r| r.max(1.0 / upper).min(upper));
         let held: Vec<f64> = clamped.collect();
         let centre = mean(&held);
         let squares: Vec<f64> = held.iter().map(|r| (r / centre).powi(2)).collect();
         let variance = mean(&squares) * centre * centre - centre * centre;
         [
-            ("mean", mean(&all)),
-            ("max", all.iter().copied().fold(f64::MIN, f64::max)),
-            ("min", all.iter().copied().fold(f64::MAX, f64::min)),
+            ("mean", mean(&ratios)),
+            ("max", ratios.iter().copied().fold(f64::MIN, f64::max)),
+            ("min", ratios.iter().copied().fold(f64::MAX, f64::min)),
             ("std", variance.max(0.0).sqrt()),
             ("ratio_fraction_high", share(&|r| r > upper)),
             ("ratio_fraction_low", share(&|r| r < 1.0 / upper)),
@@ -124,7 +124,7 @@ impl RolloutCorrection {
 
 /// The first of each that has any.
 fn firsts(rows: &[Vec<f64>]) -> Vec<f64> {
-    rows.iter().filter_map(|own| own.first().copied()).collect()
+    rows.iter().filter_map(|row| row.first().copied()).collect()
 }
 
 #[cfg(test)]

@@ -28,9 +28,8 @@ pub struct AdaptiveEntropy {
     pub delta: f64,
 }
 
-/// Which tokens of a step have an entropy at or above the quantile 1 − `share`, linearly interpolated (TRL's
+/// Mask of a step's tokens with an entropy at or above the quantile 1 − `share`, linearly interpolated (TRL's
 /// `get_high_entropy_mask`). The threshold is rounded to f32, as scores are.
-#[must_use]
 pub fn high_entropy_mask(entropies: &[f64], share: f64) -> Vec<bool> {
     let mut sorted: Vec<f32> = entropies.iter().map(|&h| h as f32).collect();
     sorted.sort_by(f32::total_cmp);

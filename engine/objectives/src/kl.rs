@@ -37,7 +37,6 @@ pub enum KlType {
 
 impl KlType {
     /// The estimate for one token, on the host.
-    #[must_use]
     pub fn estimate(self, logp: f64, ref_logp: f64) -> f64 {
         let d = logp - ref_logp;
         match self {
@@ -59,12 +58,11 @@ pub struct KlLoss {
     pub coef: f64,
     /// Its estimator.
     pub estimator: KlType,
-    /// Whether each token's estimate is multiplied by its probability ratio (TRL's `use_bias_correction_kl`).
+    /// True to multiply each token's estimate by its probability ratio (TRL's `use_bias_correction_kl`).
     pub bias_correction: bool,
 }
 
 /// The estimate for each token, `[tokens]`; differentiable in `logp`.
-#[must_use]
 pub fn kl_penalty(kind: KlType, logp: Tensor<1>, ref_logp: Tensor<1>) -> Tensor<1> {
     match kind {
         KlType::K1 => logp - ref_logp,

@@ -4,7 +4,7 @@
 use super::kl::KlType;
 
 /// The relative error is clamped to ± this.
-const MOST_ERROR: f64 = 0.2;
+const MAX_ERROR: f64 = 0.2;
 
 /// The KL to the reference policy as a penalty in each token's reward (verl's `use_kl_in_reward`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +36,6 @@ pub enum KlController {
 
 impl KlController {
     /// The coefficient of the first step.
-    #[must_use]
     pub fn start(self) -> f64 {
         match self {
             Self::Fixed { coef } => coef,
@@ -46,12 +45,11 @@ impl KlController {
 
     /// The coefficient after `n` completions whose mean KL was `current`:
     /// β (1 + clip(KL / target − 1, ±0.2) · n / horizon) where it moves.
-    #[must_use]
     pub fn next(self, coefficient: f64, current: f64, n: usize) -> f64 {
         match self {
             Self::Fixed { .. } => coefficient,
             Self::Adaptive { target, horizon, .. } => {
-                let error = (current / target - 1.0).clamp(-MOST_ERROR, MOST_ERROR);
+                let error = (current / target - 1.0).clamp(-MAX_ERROR, MAX_ERROR);
                 coefficient * (1.0 + error * n as f64 / horizon)
             }
         }
@@ -60,7 +58,6 @@ impl KlController {
 
 /// Token-level rewards of one completion (verl's `token_level_rewards`): its score on the last token, less
 /// `coefficient` · KL on every token.
-#[must_use]
 pub fn token_level_rewards(score: f64, kl: &[f64], coefficient: f64) -> Vec<f64> {
     let mut rewards: Vec<f64> = kl.iter().map(|kl| -coefficient * kl).collect();
     if let Some(last) = rewards.last_mut() {

@@ -20,9 +20,9 @@ pub struct MicroScores {
     pub logp: Vec<Vec<f32>>,
     /// Entropies.
     pub entropy: Vec<Vec<f32>>,
-    /// Values, where a value head stands beside the projection and they were asked for.
+    /// Values, if they were requested of a model with a value head.
     pub values: Vec<Vec<f32>>,
-    /// The experts that all tokens went through, in a model with experts; empty elsewhere.
+    /// Expert routes of all tokens in a model with experts; empty otherwise.
     pub routes: Vec<Option<Routes>>,
 }
 
@@ -64,13 +64,13 @@ impl LossSums {
     /// # Errors
     /// `Error::Device` where another rank fails, `Error::Ranks` where one runs another build.
     pub fn gather(self, world: &World) -> Result<Self> {
-        type Sent = (f64, usize, usize, Vec<(String, Reduction, f64)>);
+        type Sums = (f64, usize, usize, Vec<(String, Reduction, f64)>);
         if world.is_solo() {
             return Ok(self);
         }
         let Self { loss, tokens, sequences, metrics } = self;
         let mut sums = Self::default();
-        for (loss, tokens, sequences, metrics) in world.gather::<Sent>(&(loss, tokens, sequences, metrics))? {
+        for (loss, tokens, sequences, metrics) in world.gather::<Sums>(&(loss, tokens, sequences, metrics))? {
             let metrics = metrics.into_iter().map(|(name, reduction, sum)| (interned(&name), reduction, sum)).collect();
             sums.absorb(&Self { loss, tokens, sequences, metrics });
         }
@@ -110,18 +110,18 @@ impl LossAccumulator {
             None => (loss.metrics, values),
             Some((metrics, total)) => {
                 let sums = total.clone() + values.clone();
-                let both = metrics.iter().enumerate().fold(sums, |sums, (i, metric)| {
+                let merged = metrics.iter().enumerate().fold(sums, |sums, (i, metric)| {
                     let [a, b] = [&total, &values].map(|t| t.clone().narrow(0, i, 1));
-                    let own = match metric.reduction {
+                    let extreme = match metric.reduction {
                         Reduction::Min => a.min_pair(b),
                         Reduction::Max => a.max_pair(b),
                         Reduction::Sum | Reduction::TokenMean | Reduction::SequenceMean => {
                             return sums;
                         }
                     };
-                    sums.slice_assign(i..=i, own)
+                    sums.slice_assign(i..=i, extreme)
                 });
-                (metrics, both)
+                (metrics, merged)
             }
         });
     }
@@ -157,9 +157,9 @@ pub fn split_by_sequence(chunks: Vec<Tensor<1>>, lengths: &[usize]) -> Result<Ve
     Ok(lengths
         .iter()
         .map(|&n| {
-            let (own, others) = rest.split_at(n);
+            let (values, others) = rest.split_at(n);
             rest = others;
-            own.to_vec()
+            values.to_vec()
         })
         .collect())
 }

@@ -17,8 +17,8 @@ impl TokenLoss for MismatchMetrics<'_> {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let mut loss = self.0.loss(scores, inputs);
         if let Some(old) = &inputs.columns.old_logp {
-            let found = scores.logp.clone().inner().exp();
-            let difference = (found - old.clone().exp()).abs();
+            let current = scores.logp.clone().inner().exp();
+            let difference = (current - old.clone().exp()).abs();
             loss.metrics.push(Metric { name: DIFF_MAX, reduction: Reduction::Max, sum: difference.clone().max() });
             loss.metrics.push(Metric { name: DIFF_MEAN, reduction: Reduction::TokenMean, sum: difference.sum() });
         }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
 /// Exponents are clamped to ± this.
-const BOUND: f64 = 20.0;
+const MAX_EXPONENT: f64 = 20.0;
 
 /// The statistic that decides whether a token or sequence is left out, with d = old − sampler: k1 = −d, k2 = d²/2,
 /// k3 = e^d − 1 − d (verl's `rollout_rs`).
@@ -27,14 +27,13 @@ pub enum RolloutRs {
 }
 
 impl RolloutRs {
-    /// Whether it bounds the log of a ratio from both sides.
-    #[must_use]
+    /// Returns true if it bounds the log of a ratio from both sides.
     pub fn is_k1(self) -> bool {
         matches!(self, Self::TokenK1 | Self::SeqSumK1 | Self::SeqMeanK1)
     }
 
-    fn of_token(self, d: f64) -> f64 {
-        let d = d.clamp(-BOUND, BOUND);
+    fn token_statistic(self, d: f64) -> f64 {
+        let d = d.clamp(-MAX_EXPONENT, MAX_EXPONENT);
         match self {
             Self::TokenK1 | Self::SeqSumK1 | Self::SeqMeanK1 => -d,
             Self::TokenK2 | Self::SeqSumK2 | Self::SeqMeanK2 | Self::SeqMaxK2 => d * d / 2.0,
@@ -42,42 +41,41 @@ impl RolloutRs {
         }
     }
 
-    /// What is compared, for every token of a sequence.
+    /// The statistic of every token of a sequence.
     fn statistics(self, differences: &[f64]) -> Vec<f64> {
-        let own: Vec<f64> = differences.iter().map(|&d| self.of_token(d)).collect();
-        let all = |value: f64| vec![value; own.len()];
+        let values: Vec<f64> = differences.iter().map(|&d| self.token_statistic(d)).collect();
+        let repeated = |value: f64| vec![value; values.len()];
         match self {
-            Self::TokenK1 | Self::TokenK2 | Self::TokenK3 => own,
-            Self::SeqSumK1 | Self::SeqSumK2 | Self::SeqSumK3 => all(own.iter().sum()),
-            Self::SeqMeanK1 | Self::SeqMeanK2 | Self::SeqMeanK3 => all(mean(&own)),
-            Self::SeqMaxK2 | Self::SeqMaxK3 => all(own.iter().copied().fold(0.0, f64::max)),
+            Self::TokenK1 | Self::TokenK2 | Self::TokenK3 => values,
+            Self::SeqSumK1 | Self::SeqSumK2 | Self::SeqSumK3 => repeated(values.iter().sum()),
+            Self::SeqMeanK1 | Self::SeqMeanK2 | Self::SeqMeanK3 => repeated(mean(&values)),
+            Self::SeqMaxK2 | Self::SeqMaxK3 => repeated(values.iter().copied().fold(0.0, f64::max)),
         }
     }
 }
 
-/// A criterion and what its statistic may be.
+/// A criterion and the range of its statistic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rejection {
-    /// What is compared.
+    /// The criterion.
     pub criterion: RolloutRs,
-    /// Tokens whose statistic lies outside are left out. Of the k1 kinds it is the log of a ratio.
+    /// Range of the kept tokens' statistic. For the k1 kinds, it is the log of a ratio.
     pub range: RangeInclusive<f64>,
 }
 
-/// Which tokens every criterion keeps, by sequence; `differences` are old − sampler of each token.
-#[must_use]
+/// Mask of the tokens that every criterion keeps, by sequence; `differences` are old − sampler of each token.
 pub fn kept_tokens(rejections: &[Rejection], differences: &[Vec<f64>]) -> Vec<Vec<bool>> {
-    let of = |own: &Vec<f64>| {
-        let mut kept = vec![true; own.len()];
+    let kept_in = |row: &Vec<f64>| {
+        let mut kept = vec![true; row.len()];
         for rejection in rejections {
-            let statistics = rejection.criterion.statistics(own);
+            let statistics = rejection.criterion.statistics(row);
             for (kept, statistic) in kept.iter_mut().zip(statistics) {
                 *kept &= rejection.range.contains(&statistic);
             }
         }
         kept
     };
-    differences.iter().map(of).collect()
+    differences.iter().map(kept_in).collect()
 }
 
 #[cfg(test)]
@@ -98,16 +96,16 @@ mod tests {
         assert_eq!(kept(SeqSumK1, 2.0), [[false, false], [true, true]]);
         assert_eq!(kept(SeqMeanK2, 0.2), [[false, false], [true, true]]);
         assert_eq!(kept(SeqMaxK3, 1.0), [[true, true], [true, true]]);
-        let all = kept_tokens(&[], &differences);
-        assert!(all.iter().flatten().all(|&kept| kept));
+        let kept_mask = kept_tokens(&[], &differences);
+        assert!(kept_mask.iter().flatten().all(|&kept| kept));
     }
 
     #[test]
     fn several_criteria_all_have_to_hold() {
         let differences = [vec![0.0, 1.0, 0.1], vec![0.1, -0.1, 0.3]];
         let ratio = Rejection { criterion: TokenK1, range: 0.8_f64.ln()..=1.2_f64.ln() };
-        let both = [ratio, up_to(RolloutRs::SeqMaxK2, 0.4)];
+        let criteria = [ratio, up_to(RolloutRs::SeqMaxK2, 0.4)];
         // the first sequence is out by its largest k2, the last token of the second by its ratio
-        assert_eq!(kept_tokens(&both, &differences), [[false, false, false], [true, true, false]]);
+        assert_eq!(kept_tokens(&criteria, &differences), [[false, false, false], [true, true, false]]);
     }
 }

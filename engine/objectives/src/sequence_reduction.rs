@@ -20,7 +20,6 @@ pub struct SequenceReduction {
 
 impl SequenceReduction {
     /// Sequences of these lengths, one after another.
-    #[must_use]
     pub fn new(lengths: &[usize], device: &Device) -> Self {
         let lengths: Vec<usize> = lengths.iter().copied().filter(|&n| n > 0).collect();
         let width = lengths.iter().copied().max().unwrap_or(0);
@@ -45,7 +44,6 @@ impl SequenceReduction {
     }
 
     /// Each sequence's sum: `[tokens]` to `[sequences]`.
-    #[must_use]
     pub fn sum(&self, values: Tensor<1>) -> Tensor<1> {
         let sequences = self.counts.dims()[0];
         let zero = values.clone().narrow(0, 0, 1).zeros_like();
@@ -54,13 +52,11 @@ impl SequenceReduction {
     }
 
     /// Each sequence's mean: `[tokens]` to `[sequences]`.
-    #[must_use]
     pub fn mean(&self, values: Tensor<1>) -> Tensor<1> {
         self.sum(values) / self.counts.clone()
     }
 
     /// A number of each sequence for all of its tokens: `[sequences]` to `[tokens]`.
-    #[must_use]
     pub fn broadcast(&self, values: Tensor<1>) -> Tensor<1> {
         values.select(0, self.owners.clone())
     }

@@ -13,7 +13,7 @@ pub struct Scores {
     pub entropy: Tensor<1>,
 }
 
-/// What is known of the same tokens, without graph.
+/// Inputs of the same tokens, without graph.
 #[derive(Clone, Debug)]
 pub struct TokenInputs {
     /// Columns, `[tokens]` each.
@@ -24,7 +24,6 @@ pub struct TokenInputs {
 
 impl TokenInputs {
     /// Tokens of whole sequences with a weight and an advantage, and nothing else known of them. Both are `[tokens]`.
-    #[must_use]
     pub fn new(weight: Tensor<1>, advantage: Tensor<1>, lengths: Vec<usize>) -> Self {
         let columns = TokenColumns { weight: Some(weight), advantage: Some(advantage), ..TokenColumns::default() };
         Self { columns, lengths }
@@ -34,14 +33,12 @@ impl TokenInputs {
     ///
     /// # Panics
     /// If the sequences were given none.
-    #[must_use]
     pub fn weight(&self) -> Tensor<1> {
         let weight = self.columns.weight.clone();
         weight.expect("scored tokens have a weight before a loss is computed")
     }
 
     /// Advantages of the tokens: 0 where nothing computed any. They are `[tokens]`.
-    #[must_use]
     pub fn advantage(&self) -> Tensor<1> {
         let advantage = self.columns.advantage.clone();
         advantage.unwrap_or_else(|| self.weight().zeros_like())
@@ -54,7 +51,7 @@ impl TokenInputs {
     }
 }
 
-/// How a metric's numbers of chunks and micro-batches become its value.
+/// Reduction of a metric's numbers of chunks and micro-batches to its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Reduction {
     /// The sum over an optimizer step: it was weighted like the loss.
@@ -71,7 +68,6 @@ pub enum Reduction {
 
 impl Reduction {
     /// Two micro-batches' numbers as one.
-    #[must_use]
     pub fn combine(self, a: f64, b: f64) -> f64 {
         match self {
             Self::Sum | Self::TokenMean | Self::SequenceMean => a + b,
@@ -81,7 +77,6 @@ impl Reduction {
     }
 
     /// The value of a number that is combined over so many tokens and sequences.
-    #[must_use]
     pub fn value(self, combined: f64, tokens: usize, sequences: usize) -> f64 {
         match self {
             Self::Sum | Self::Min | Self::Max => combined,
@@ -96,7 +91,7 @@ impl Reduction {
 pub struct Metric {
     /// Its name, by convention verl's where verl has it.
     pub name: &'static str,
-    /// How sums become the value.
+    /// Reduction of the sums to the value.
     pub reduction: Reduction,
     /// Sum over the chunk; its minimum or maximum where the reduction is one.
     pub sum: Tensor<1>,
@@ -104,13 +99,11 @@ pub struct Metric {
 
 impl Metric {
     /// The mean of `values` over scored tokens, `[tokens]`.
-    #[must_use]
     pub fn token_mean(name: &'static str, values: Tensor<1>) -> Self {
         Self { name, reduction: Reduction::TokenMean, sum: values.inner().sum() }
     }
 
     /// The sum of `values` over an optimizer step, `[tokens]`; they are weighted like the loss.
-    #[must_use]
     pub fn weighted_sum(name: &'static str, values: Tensor<1>) -> Self {
         Self { name, reduction: Reduction::Sum, sum: values.inner().sum() }
     }
@@ -121,7 +114,7 @@ impl Metric {
 pub struct Loss {
     /// `[1]`, part of the graph.
     pub total: Tensor<1>,
-    /// What to report, detached.
+    /// Metrics, detached.
     pub metrics: Vec<Metric>,
 }
 
@@ -131,7 +124,7 @@ pub trait TokenLoss {
     /// The loss of a chunk; of whole sequences where it does not separate over tokens.
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss;
 
-    /// Whether the loss is a sum of independent terms, one a token, so that any chunk can be differentiated by itself.
+    /// Returns true if the loss is a sum of independent terms per token, so that any chunk can be differentiated alone.
     /// A loss that looks at whole sequences returns `false`: it is called with one micro-batch at a time, and finds the
     /// sequences in [`TokenInputs::lengths`].
     fn separates(&self) -> bool {

@@ -7,7 +7,7 @@ use super::token_loss::TokenLoss;
 use firebrick_core::rollout::Rollout;
 use firebrick_core::sequence::Sequence;
 
-/// What an objective needs beyond rewards; each costs a pass.
+/// Inputs that an objective needs beyond rewards; each costs a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a pass that there is or is not")]
 pub struct Needs {
@@ -50,12 +50,12 @@ impl OptimizerStep<'_> {
     }
 }
 
-/// An algorithm, in the order in which a training step calls it: what it needs, the advantages, then for every
-/// optimizer step what is fixed before the first backward, the loss ([`TokenLoss`]), and the update of its adaptive
-/// coefficients.
+/// An algorithm, with methods in the order of a training step: its needed inputs, the advantages, then for every
+/// optimizer step the values that are fixed before the first backward, the loss ([`TokenLoss`]), and the update of its
+/// adaptive coefficients.
 ///
-/// [`PolicyGradient`](super::PolicyGradient) is this crate's own. Another one is a type that implements [`TokenLoss`]
-/// and this trait; it says how rewards become advantages, and all else has a default:
+/// This crate implements [`PolicyGradient`](super::PolicyGradient). Other algorithms implement [`TokenLoss`] and this
+/// trait; only the conversion of rewards to advantages has no default:
 ///
 /// ```
 /// use firebrick_objectives::{
@@ -101,7 +101,7 @@ impl OptimizerStep<'_> {
 /// assert!(objective.separates() && !objective.needs().reference);
 /// ```
 pub trait Objective: TokenLoss + Send + Sync {
-    /// What it needs beyond rewards; each costs a pass. By default nothing.
+    /// Inputs that it needs beyond rewards; each costs a pass. By default nothing.
     fn needs(&self) -> Needs {
         Needs::default()
     }

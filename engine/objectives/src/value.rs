@@ -17,7 +17,6 @@ impl ValueLoss {
     ///
     /// # Panics
     /// If the tokens have no returns or no old values.
-    #[must_use]
     pub fn loss(self, values: &Tensor<1>, inputs: &TokenInputs) -> Loss {
         let columns = &inputs.columns;
         let known = columns.returns.as_ref().zip(columns.value.as_ref());
@@ -44,7 +43,6 @@ impl ValueLoss {
 
 /// Share of the returns' variance that values explain: 1 − var(R − V) / (var(R) + 1e-5), as verl reports it. 1 for a
 /// perfect critic, 0 for a constant.
-#[must_use]
 pub fn explained_variance(values: &[f64], returns: &[f64]) -> f64 {
     let variance = |x: &[f64]| Whitening::of(x.iter().copied()).variance();
     let rest: Vec<f64> = returns.iter().zip(values).map(|(r, v)| r - v).collect();

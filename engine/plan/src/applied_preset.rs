@@ -11,8 +11,8 @@ pub const PRECISION: &str = "precision";
 /// The key of the share of the device that sampling may have.
 pub const SHARE: &str = "rollout.gpu_memory_utilization";
 
-/// What a preset gave a run. A value that is set through the preset, and no other, gives way where the run cannot have
-/// it.
+/// Values that a preset set for a run. A value that is set through the preset, and no other, gives way where the run
+/// cannot have it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppliedPreset {
@@ -22,13 +22,13 @@ pub struct AppliedPreset {
     /// them.
     pub set: BTreeMap<String, Value>,
     /// The values that were not taken.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<DroppedValue>,
 }
 
 /// A value of a preset that a run does not take.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct LeftOut {
+pub struct DroppedValue {
     /// The path of its key.
     pub key: String,
     /// The preset's value.
@@ -37,12 +37,12 @@ pub struct LeftOut {
     pub because: String,
 }
 
-/// What of a device decides which values of a preset it takes.
+/// The properties of a device that decide which values of a preset it takes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceAbilities {
     /// As it names itself.
     pub name: String,
-    /// What drives it.
+    /// Its backend.
     pub backend: Backend,
     /// The float types that it computes in.
     pub precisions: Vec<Precision>,
@@ -53,8 +53,7 @@ pub struct DeviceAbilities {
 impl DeviceAbilities {
     /// Those of a device. `dtypes` are the names of the float types that it says it computes in; without them, where
     /// the device is not at hand, the types that every device of its backend computes in.
-    #[must_use]
-    pub fn of(profile: &DeviceProfile, dtypes: Option<&[&str]>) -> Self {
+    pub fn new(profile: &DeviceProfile, dtypes: Option<&[&str]>) -> Self {
         let assumed = |precision: Precision| match profile.backend {
             Backend::Cpu => true,
             Backend::Cuda | Backend::Metal => precision != Precision::F16,
@@ -76,7 +75,7 @@ impl DeviceAbilities {
 impl AppliedPreset {
     /// Lays the values of the preset that a configuration names under those that it says itself. A name that is no
     /// preset is left for whoever reads the section.
-    pub fn lay_under(root: &mut Map<String, Value>) -> Self {
+    pub fn merge_into(root: &mut Map<String, Value>) -> Self {
         let named = root.get("memory").and_then(|memory| memory.get("preset"));
         let Some(Ok(preset)) = named.cloned().map(serde_json::from_value::<Preset>) else {
             return Self::default();
@@ -84,19 +83,19 @@ impl AppliedPreset {
         let mut this = Self { name: Some(preset), ..Self::default() };
         let mut values = preset.run_settings();
         values.insert("memory".into(), Value::Object(preset.settings()));
-        this.respect(&mut values, root);
+        this.remove_conflicts(&mut values, root);
         this.merge(root, values, "");
         this
     }
 
     /// Takes out what would not go with something that is written.
-    fn respect(&mut self, values: &mut Map<String, Value>, written: &Map<String, Value>) {
+    fn remove_conflicts(&mut self, values: &mut Map<String, Value>, written: &Map<String, Value>) {
         let rollout = |key: &str| written.get("rollout").and_then(|section| section.get(key));
         let sampled = rollout(PRECISION).and_then(Value::as_str);
         if sampled == Some(Precision::F32.name()) && !written.contains_key(PRECISION) {
             let because = "rollout.precision is f32, and rollout.precision must not exceed precision";
             if let Some(value) = values.remove(PRECISION) {
-                self.note(PRECISION, value, because);
+                self.record(PRECISION, value, because);
             }
         }
         let share = SHARE.trim_start_matches("rollout.");
@@ -105,7 +104,7 @@ impl AppliedPreset {
             let rollout = values.get_mut("rollout").and_then(Value::as_object_mut);
             if let Some(value) = rollout.and_then(|rollout| rollout.remove(share)) {
                 let because = "rollout.kv_cache_memory_bytes is set, and limits the KV cache itself";
-                self.note(SHARE, value, because);
+                self.record(SHARE, value, because);
             }
         }
     }
@@ -133,23 +132,21 @@ impl AppliedPreset {
         }
     }
 
-    /// Whether a value is the preset's.
-    #[must_use]
+    /// True if a value is the preset's.
     pub fn sets(&self, key: &str) -> bool {
         self.set.contains_key(key)
     }
 
-    /// What of the preset's values a run cannot have on a device: each key with the reason. `planned` is whether a
-    /// budget or a file decides the run's plan.
-    #[must_use]
+    /// Values of the preset that a run cannot have on a device: each key with the reason. `planned` is true if a budget
+    /// or a file decides the run's plan.
     pub fn beyond(&self, device: &DeviceAbilities, planned: bool) -> Vec<(&'static str, String)> {
-        let reasons = [(PRECISION, self.no_half(device)), (SHARE, no_share(device, planned))];
+        let reasons = [(PRECISION, self.unsupported_precision(device)), (SHARE, unsupported_share(device, planned))];
         let taken = reasons.into_iter().filter(|(key, _)| self.sets(key));
         taken.filter_map(|(key, reason)| reason.map(|reason| (key, reason))).collect()
     }
 
     /// Why a device does not train in the preset's precision.
-    fn no_half(&self, device: &DeviceAbilities) -> Option<String> {
+    fn unsupported_precision(&self, device: &DeviceAbilities) -> Option<String> {
         let value = self.set.get(PRECISION)?;
         let wanted = Precision::ALL.into_iter().find(|precision| value == precision.name())?;
         if device.backend == Backend::Cpu {
@@ -168,32 +165,30 @@ impl AppliedPreset {
     /// Moves a value from those that are the preset's to those that are left out.
     pub fn leave_out(&mut self, key: &str, because: impl Into<String>) {
         if let Some(value) = self.set.remove(key) {
-            self.note(key, value, because);
+            self.record(key, value, because);
         }
     }
 
-    fn note(&mut self, key: &str, value: Value, because: impl Into<String>) {
-        self.left_out.push(LeftOut { key: key.to_owned(), value, because: because.into() });
+    fn record(&mut self, key: &str, value: Value, because: impl Into<String>) {
+        self.left_out.push(DroppedValue { key: key.to_owned(), value, because: because.into() });
     }
 
     /// The preset's values as a configuration's overrides.
-    #[must_use]
     pub fn settings(&self) -> Vec<String> {
         let setting = |(key, value): (&String, &Value)| format!("{key}={}", plain(value));
         self.set.iter().map(setting).collect()
     }
 }
 
-impl LeftOut {
+impl DroppedValue {
     /// The value as a configuration's override.
-    #[must_use]
     pub fn setting(&self) -> String {
         format!("{}={}", self.key, plain(&self.value))
     }
 }
 
 /// Why sampling on a device has no share of it.
-fn no_share(device: &DeviceAbilities, planned: bool) -> Option<String> {
+fn unsupported_share(device: &DeviceAbilities, planned: bool) -> Option<String> {
     if planned {
         return Some("memory.budget or memory.plan decides what stays on the device while sampling".into());
     }

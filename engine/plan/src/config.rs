@@ -5,6 +5,7 @@ use crate::{Granularity, MomentKind, OptimizerOffload, Order, Packing, ParamOffl
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use smart_default::SmartDefault;
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -22,7 +23,7 @@ pub struct RoleMemory {
 
 /// The `memory` section of a configuration. In code, [`MemoryConfig::from`] sets a preset's values in this section, and
 /// the builder of a run's configuration its other values; the field `preset` by itself sets nothing.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(transform = describe_critic))]
 #[serde(deny_unknown_fields, default)]
 #[allow(clippy::struct_excessive_bools, reason = "switches that a user sets one by one")]
@@ -39,10 +40,12 @@ pub struct MemoryConfig {
     pub host_budget: Option<Bytes>,
     /// Fraction of the budget to leave free.
     #[cfg_attr(feature = "schema", schemars(range(min = 0), extend("exclusiveMaximum" = 0.9)))]
+    #[default(0.1)]
     pub margin: f64,
     /// Device memory above which the run counts as out of memory.
     pub limit: Option<Bytes>,
     /// Repeat a phase that runs out of memory under a cheaper plan.
+    #[default(true)]
     pub recover: bool,
     /// Keep only the inputs of segments and recompute activations in the backward pass: less memory, about a third more
     /// time.
@@ -50,6 +53,7 @@ pub struct MemoryConfig {
     /// Layers per segment. Needs `gradient_checkpointing`. Set at most one of this key, `checkpoint_layers`,
     /// `checkpoint_ratio` and `recompute_granularity: half`.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(1)]
     pub checkpoint_every: usize,
     /// Indices of recomputed layers: `[0, 4, 8]`. `null`: all.
     pub checkpoint_layers: Option<Vec<usize>>,
@@ -62,6 +66,7 @@ pub struct MemoryConfig {
     pub activation_offload: bool,
     /// Activations per copy. Needs `activation_offload`.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(1)]
     pub activation_offload_group: usize,
     /// Location of the policy's weights outside rollout. `streamed` needs `gradient_checkpointing` of all layers.
     pub param_offload: ParamOffload,
@@ -73,6 +78,7 @@ pub struct MemoryConfig {
     pub optimizer_offload: OptimizerOffload,
     /// Fraction of parameters updated on the host with `optimizer_offload: cpu`.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
+    #[default(1.0)]
     pub offload_fraction: f64,
     /// Format of optimizer moments; arithmetic is f32.
     pub moments: MomentKind,
@@ -85,33 +91,42 @@ pub struct MemoryConfig {
     pub zero_stage: u8,
     /// With `zero_stage: 3`, free gathered weights after the forward pass. Needs `gradient_checkpointing` of all
     /// layers; `false` gathers half as often.
+    #[default(true)]
     pub reshard_after_forward: bool,
     /// Ulysses degree: consecutive ranks that split the tokens of each micro-batch. Must divide the ranks and query
     /// heads.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(1)]
     pub ulysses_sequence_parallel_size: usize,
     /// Tensor-parallel degree of training: consecutive ranks that shard each layer. Must divide the ranks, heads and
     /// MLP width.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(1)]
     pub tensor_model_parallel_size: usize,
     /// Pipeline stages of training (1F1B). Must divide the ranks and be at most the layers; `zero_stage` at most 1.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(1)]
     pub pipeline_model_parallel_size: usize,
     /// Host copies in flight, and segments gathered ahead with `zero_stage: 3`. 0: synchronous.
+    #[default(1)]
     pub prefetch: usize,
     /// Rows (tokens) per chunk of logits; full logits are never stored.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(1024)]
     pub head_rows: usize,
     /// Queries per chunk of attention scores; 0: all.
+    #[default(512)]
     pub attention_rows: usize,
     /// Layout of sequences in a micro-batch.
     pub packing: Packing,
     /// Maximum tokens per training micro-batch, at least `rollout.prompt_length` + `rollout.response_length`. Padding
     /// counts.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(16_384)]
     pub train_tokens: usize,
     /// Maximum tokens per forward-only micro-batch (old and reference log-probs); lower limit as `train_tokens`.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[default(32_768)]
     pub score_tokens: usize,
     /// Maximum sequences per micro-batch. `null`: no limit.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
@@ -128,51 +143,6 @@ pub struct MemoryConfig {
     pub reference: RoleMemory,
     /// Memory settings of the critic, by default the policy's. With `budget`, sizes are upper limits.
     pub critic: CriticMemory,
-}
-
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        Self {
-            preset: None,
-            plan: None,
-            budget: None,
-            host_budget: None,
-            margin: 0.1,
-            limit: None,
-            recover: true,
-            gradient_checkpointing: false,
-            checkpoint_every: 1,
-            checkpoint_layers: None,
-            checkpoint_ratio: None,
-            recompute_granularity: Granularity::Block,
-            activation_offload: false,
-            activation_offload_group: 1,
-            param_offload: ParamOffload::None,
-            order: Order::MicroMajor,
-            grad_offload: false,
-            optimizer_offload: OptimizerOffload::None,
-            offload_fraction: 1.0,
-            moments: MomentKind::F32,
-            step_in_backward: false,
-            zero_stage: 0,
-            reshard_after_forward: true,
-            ulysses_sequence_parallel_size: 1,
-            tensor_model_parallel_size: 1,
-            pipeline_model_parallel_size: 1,
-            prefetch: 1,
-            head_rows: 1024,
-            attention_rows: 512,
-            packing: Packing::Auto,
-            train_tokens: 16_384,
-            score_tokens: 32_768,
-            micro_batch_size: None,
-            cleanup_every: 0,
-            snapshot: 0,
-            trace: 0,
-            reference: RoleMemory::default(),
-            critic: CriticMemory::default(),
-        }
-    }
 }
 
 impl From<Preset> for MemoryConfig {
@@ -192,7 +162,7 @@ impl From<Preset> for MemoryConfig {
 pub struct CriticMemory(Map<String, Value>);
 
 /// Keys that apply to the run or to another model, and not to the critic.
-const OF_RUN: [&str; 17] = [
+const RUN_KEYS: [&str; 17] = [
     "preset",
     "plan",
     "budget",
@@ -213,18 +183,15 @@ const OF_RUN: [&str; 17] = [
 ];
 
 /// All keys of the section.
-static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
-    let keys = object(&MemoryConfig::default()).into_iter().flatten();
-    keys.map(|(key, _)| &*key.leak()).collect()
-});
+static KEYS: LazyLock<Vec<&'static str>> =
+    LazyLock::new(|| object(&MemoryConfig::default()).into_iter().flatten().map(|(key, _)| &*key.leak()).collect());
 
-fn object(memory: &MemoryConfig) -> serde_json::Result<Map<String, Value>> {
+pub(crate) fn object(memory: &MemoryConfig) -> serde_json::Result<Map<String, Value>> {
     serde_json::from_value(serde_json::to_value(memory)?)
 }
 
 impl CriticMemory {
     /// True if the critic overrides no key.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -232,7 +199,7 @@ impl CriticMemory {
     /// The policy's settings with the critic's over them.
     ///
     /// # Errors
-    /// Where settings cannot be written as JSON, such as a path that is no text.
+    /// For settings that cannot be written as JSON, such as a path that is not UTF-8.
     pub fn over(&self, policy: &MemoryConfig) -> serde_json::Result<MemoryConfig> {
         let plain = MemoryConfig { critic: Self::default(), ..policy.clone() };
         if self.is_empty() {
@@ -300,7 +267,7 @@ impl<'de> DeserializeSeed<'de> for Key {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        if OF_RUN.contains(&self.0) {
+        if RUN_KEYS.contains(&self.0) {
             IgnoredAny::deserialize(deserializer)?;
             return Err(D::Error::custom("this key applies to the run and not to one model; set it only in `memory`"));
         }
@@ -319,7 +286,7 @@ fn describe_critic(schema: &mut schemars::Schema) {
         return;
     };
     let mut overrides = Map::new();
-    for (key, setting) in keys.iter().filter(|(key, _)| !OF_RUN.contains(&key.as_str())) {
+    for (key, setting) in keys.iter().filter(|(key, _)| !RUN_KEYS.contains(&key.as_str())) {
         let mut setting = setting.clone();
         if let Value::Object(setting) = &mut setting {
             setting.shift_remove("default");
@@ -393,6 +360,6 @@ mod tests {
 
     #[test]
     fn keys_of_the_run_are_keys_of_the_section() {
-        assert!(OF_RUN.iter().all(|key| KEYS.contains(key)));
+        assert!(RUN_KEYS.iter().all(|key| KEYS.contains(key)));
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong when memory settings are read or a plan is made.
+//! Errors of memory settings and plans.
 
 use crate::Infeasible;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// A model's configuration.

@@ -1,4 +1,4 @@
-//! What to say when no plan fits: by how much, and which change would make one fit.
+//! The error when no plan fits: the missing bytes, and changes that would make one fit.
 
 use crate::size::Bytes;
 use std::fmt;
@@ -8,11 +8,11 @@ use std::fmt;
 pub struct Infeasible {
     /// The budget.
     pub budget_bytes: u64,
-    /// What a prediction may use of it: the budget without the margin.
+    /// The budget without the margin.
     pub allowed_bytes: u64,
-    /// Bytes of the smallest plan; absent where none keeps within the host's budget.
+    /// Bytes of the smallest plan; absent if none keeps within the host's budget.
     pub smallest_bytes: Option<u64>,
-    /// The host's budget, where there is one.
+    /// The host's budget, if there is one.
     pub host_budget_bytes: Option<u64>,
     /// The largest category of the smallest plan's largest phase.
     pub largest: String,
@@ -24,7 +24,6 @@ pub struct Infeasible {
 
 impl Infeasible {
     /// Bytes that are missing.
-    #[must_use]
     pub fn over_by(&self) -> Option<u64> {
         self.smallest_bytes.map(|bytes| bytes.saturating_sub(self.allowed_bytes))
     }

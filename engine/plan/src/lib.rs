@@ -10,6 +10,7 @@ mod config;
 pub mod error;
 pub mod estimate;
 mod infeasible;
+mod named;
 mod options;
 mod partition;
 mod plan;
@@ -24,7 +25,7 @@ mod techniques;
 #[cfg(test)]
 mod test_support;
 
-pub use applied_preset::{AppliedPreset, DeviceAbilities, LeftOut, PRECISION, SHARE};
+pub use applied_preset::{AppliedPreset, DeviceAbilities, DroppedValue, PRECISION, SHARE};
 pub use config::{CriticMemory, MemoryConfig, RoleMemory};
 pub use error::{Error, Result};
 pub use firebrick_spec::Role;
@@ -34,5 +35,5 @@ pub use partition::Partition;
 pub use plan::{ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, Segment};
 pub use preset::Preset;
 pub use saved::{PlanReport, PlannedFor};
-pub use technique::{Explanation, Technique};
+pub use technique::Technique;
 pub use techniques::TECHNIQUES;

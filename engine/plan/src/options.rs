@@ -59,7 +59,6 @@ pub enum Packing {
 
 impl Packing {
     /// The layout it comes to.
-    #[must_use]
     pub fn layout(self) -> Layout {
         match self {
             Self::Auto | Self::Packed => Layout::Packed,
@@ -88,7 +87,6 @@ impl Zero {
     pub const STAGES: [Self; 4] = [Self::Off, Self::Stage1, Self::Stage2, Self::Stage3];
 
     /// The number of a stage; 0 is off.
-    #[must_use]
     pub fn number(self) -> u8 {
         self as u8
     }

@@ -1,11 +1,11 @@
-//! Which elements of a parameter a rank has where data-parallel ranks share out state (`ZeRO`, arXiv:1910.02054).
+//! Shards of parameters on data-parallel ranks (`ZeRO`, arXiv:1910.02054).
 
 use std::ops::Range;
 
 /// Elements that shards are rounded to: those that share a scale in 8-bit moments, so that no block is cut.
 const BLOCK: usize = 256;
 
-/// A rank among those that share out state. A parameter is taken flat, row by row, and cut into as many parts of equal
+/// A rank among those that shard state. A parameter is taken flat, row by row, and cut into as many parts of equal
 /// length as there are ranks; the last ones may be shorter or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
@@ -27,39 +27,33 @@ impl Partition {
     ///
     /// # Panics
     /// If there is no such rank.
-    #[must_use]
     pub fn new(ranks: usize, rank: usize) -> Self {
         assert!(rank < ranks, "rank {rank} of {ranks}");
         Self { ranks, rank }
     }
 
-    /// Whether nothing is shared out.
-    #[must_use]
+    /// True if nothing is sharded.
     pub fn is_whole(self) -> bool {
         self.ranks == 1
     }
 
-    /// How many ranks there are.
-    #[must_use]
+    /// The number of ranks.
     pub fn ranks(self) -> usize {
         self.ranks
     }
 
-    /// Elements that a rank has at most: `ceil(numel / (256 ranks)) · 256`. In messages every shard is filled up to as
-    /// many.
-    #[must_use]
+    /// Largest shard of a parameter: `ceil(numel / (256 ranks)) · 256` elements. In messages every shard is padded to
+    /// this length.
     pub fn part(self, numel: usize) -> usize {
         numel.div_ceil(BLOCK * self.ranks) * BLOCK
     }
 
-    /// The elements that this rank has of a parameter of `numel`.
-    #[must_use]
+    /// This rank's elements of a parameter of `numel`.
     pub fn range(self, numel: usize) -> Range<usize> {
         self.range_of(self.rank, numel)
     }
 
-    /// The elements that another rank has.
-    #[must_use]
+    /// The elements of another rank.
     pub fn range_of(self, rank: usize, numel: usize) -> Range<usize> {
         let part = self.part(numel);
         (rank * part).min(numel)..((rank + 1) * part).min(numel)
@@ -67,7 +61,6 @@ impl Partition {
 
     /// A matrix for the elements of a shard, in their order: with up to 256 columns, so that whole blocks are whole
     /// rows.
-    #[must_use]
     pub fn shape(len: usize) -> [usize; 2] {
         let columns = 1 << len.trailing_zeros().min(BLOCK.trailing_zeros());
         [len / columns, columns]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a segment keeps of its forward pass for its backward.
+/// Activations that a segment keeps for its backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationPolicy {
@@ -23,9 +23,9 @@ pub enum ActivationPolicy {
 pub struct Segment {
     /// Indices in the decoder's chain; embedding and head are never part of one.
     pub units: Range<usize>,
-    /// What it keeps.
+    /// Its kept activations.
     pub keep: ActivationPolicy,
-    /// Where its weights live: on the host they visit the device while the segment runs (streamed).
+    /// Location of its weights: on the host they visit the device while the segment runs (streamed).
     pub weights: Home,
 }
 
@@ -55,11 +55,12 @@ pub enum Order {
     SegmentMajor,
 }
 
-/// How the sequences of a micro-batch lie in its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+/// Layout of the sequences of a micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
     /// One behind the other: no row stands for padding.
+    #[default]
     Packed,
     /// Each as many rows as the longest of them.
     Padded,
@@ -67,7 +68,6 @@ pub enum Layout {
 
 impl Layout {
     /// Rows of sequences of the given lengths.
-    #[must_use]
     pub fn rows(self, lengths: impl Iterator<Item = usize> + Clone) -> usize {
         match self {
             Self::Packed => lengths.sum(),
@@ -76,36 +76,36 @@ impl Layout {
     }
 }
 
-/// Where the optimizer works.
+/// Placement of the optimizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct OptimizerPlan {
-    /// Where moments (and, on the host, f32 masters) live and the update is computed.
+    /// Location of moments (and, on the host, f32 masters) and of the update.
     pub home: Home,
     /// With `home: host`: the share of the parameters, by count, whose state is on the host; the rest stays on the
     /// device.
     pub offload_fraction: f64,
     /// With `home: device`: where moments wait while other phases run.
     pub idle: Home,
-    /// How moments are stored.
+    /// Format of moments.
     pub moments: MomentKind,
     /// Each segment is updated as soon as its gradient is complete, on the last micro-batch.
     pub in_backward: bool,
 }
 
 /// The plan of one model.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ModelPlan {
     /// The chain between embedding and head, cut.
     pub segments: Vec<Segment>,
-    /// Where the weights of embedding and head live; tied ones always on the device.
+    /// Location of the weights of embedding and head; tied ones are always on the device.
     pub ends: Home,
-    /// Where the whole model waits in phases that do not use it.
+    /// Location of the whole model in phases that do not use it.
     pub idle: Home,
-    /// Where gradients are accumulated.
+    /// Location of accumulated gradients.
     pub grads: Home,
-    /// Where the optimizer works.
+    /// Placement of the optimizer.
     pub optimizer: OptimizerPlan,
-    /// What the ranks of a data parallel run share out.
+    /// State that data-parallel ranks shard.
     #[serde(default)]
     pub zero: Zero,
     /// Under the third stage: whether a segment's gathered weights are freed after its forward pass and gathered again
@@ -118,9 +118,9 @@ pub struct ModelPlan {
     pub head_rows: usize,
     /// Queries that attention scores at a time in sequences longer than that; 0 scores all at once.
     pub attention_rows: usize,
-    /// How sequences lie in the rows of a micro-batch.
+    /// Layout of sequences in a micro-batch.
     pub layout: Layout,
-    /// Most rows of a training micro-batch: tokens, and padding where there is any.
+    /// Most rows of a training micro-batch: tokens, and padding if there is any.
     pub train_tokens: usize,
     /// Most rows of a forward-only micro-batch.
     pub score_tokens: usize,
@@ -160,27 +160,10 @@ impl ModelPlan {
     /// other one. Techniques write their settings into it.
     pub(crate) fn plain(arch: &Arch) -> Self {
         let whole = Segment { units: body(arch), keep: ActivationPolicy::Graph, weights: Home::Device };
-        Self {
-            segments: vec![whole],
-            ends: Home::Device,
-            idle: Home::Device,
-            grads: Home::Device,
-            optimizer: OptimizerPlan::default(),
-            zero: Zero::Off,
-            reshard_after_forward: true,
-            order: Order::MicroMajor,
-            head_rows: 0,
-            attention_rows: 0,
-            layout: Layout::Packed,
-            train_tokens: 0,
-            score_tokens: 0,
-            micro_batch_size: None,
-            prefetch: 0,
-            offload_group: 1,
-        }
+        Self { segments: vec![whole], reshard_after_forward: true, offload_group: 1, ..Self::default() }
     }
 
-    /// Refuses segments that do not cover the model's layers one after the other.
+    /// Rejects segments that do not cover the model's layers in order.
     pub(crate) fn check_units(&self, arch: &Arch) -> Result<()> {
         let body = body(arch);
         let mut next = body.start;
@@ -213,7 +196,7 @@ impl ModelPlan {
     }
 }
 
-/// How rollouts are sampled.
+/// The plan of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct RolloutPlan {
     /// Most sequences sampled at a time.
@@ -223,7 +206,7 @@ pub struct RolloutPlan {
 /// Every memory decision of a run.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Plan {
-    /// One plan a model.
+    /// One plan per model.
     pub models: BTreeMap<Role, ModelPlan>,
     /// Sampling.
     pub rollout: RolloutPlan,
@@ -231,19 +214,16 @@ pub struct Plan {
 
 impl Plan {
     /// The policy's plan.
-    #[must_use]
     pub fn policy(&self) -> &ModelPlan {
         &self.models[&Role::Policy]
     }
 
-    /// The reference policy's plan, where there is one.
-    #[must_use]
+    /// The reference policy's plan, if there is one.
     pub fn reference(&self) -> Option<&ModelPlan> {
         self.models.get(&Role::Reference)
     }
 
-    /// The critic's plan, where there is one.
-    #[must_use]
+    /// The critic's plan, if there is one.
     pub fn critic(&self) -> Option<&ModelPlan> {
         self.models.get(&Role::Critic)
     }

@@ -1,41 +1,28 @@
-//! Presets under the names people know: starting values of `memory` and of what stands beside it.
+//! Presets: starting values of `memory` and of other sections.
 
+use crate::named::named;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are set win.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum Preset {
-    /// One small device: checkpointing, offload, 8-bit moments, small chunks and micro-batches, bf16.
-    Constrained,
-    /// Checkpointing, with all state on the device.
-    Balanced,
-    /// No recomputation, no offload.
-    Fast,
-    /// Weights that barely fit: streamed, everything else on the host, bf16.
-    Huge,
+named! {
+    /// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are set win.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    pub enum Preset {
+        /// One small device: checkpointing, offload, 8-bit moments, small chunks and micro-batches, bf16.
+        Constrained = "constrained",
+        /// Checkpointing, with all state on the device.
+        Balanced = "balanced",
+        /// No recomputation, no offload.
+        Fast = "fast",
+        /// Weights that barely fit: streamed, everything else on the host, bf16.
+        Huge = "huge",
+    }
 }
 
 impl Preset {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Constrained, Self::Balanced, Self::Fast, Self::Huge];
-
-    /// The name in a configuration.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Constrained => "constrained",
-            Self::Balanced => "balanced",
-            Self::Fast => "fast",
-            Self::Huge => "huge",
-        }
-    }
-
     /// The keys of `memory` that it sets.
-    #[must_use]
     pub fn settings(self) -> Map<String, Value> {
         let value = match self {
             Self::Fast => json!({ "gradient_checkpointing": false }),
@@ -73,9 +60,8 @@ impl Preset {
     /// [`AppliedPreset::beyond`](crate::AppliedPreset::beyond).
     ///
     /// The share of the device is that of everything which is there while sampling. Where the state waits on the host
-    /// that is the engine's own, as in the guides (0.5); where it stays, 12 of training's 16 bytes a parameter stay
+    /// that is the engine's own, as in the guides (0.5); where it stays, 12 of training's 16 bytes per parameter stay
     /// too, and 0.8 is what leaves keys and values an eighth of a device that training fills.
-    #[must_use]
     pub fn run_settings(self) -> Map<String, Value> {
         object(match self {
             Self::Fast => json!({}),

@@ -7,7 +7,7 @@ use firebrick_spec::DeviceProfile;
 /// A run to be planned: its work, settings, device and budgets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// What the run does.
+    /// The work of the run.
     pub workload: Workload,
     /// Its `memory` section: token budgets and rows are upper limits; whether weights, gradients, moments and inputs
     /// move is the planner's choice.
@@ -20,7 +20,7 @@ pub struct Request {
     pub budget: Option<u64>,
     /// Host bytes; no limit where absent. Where host and device are one memory the device's budget covers both.
     pub host_budget: Option<u64>,
-    /// Devices that share the run; all bytes are those of one of them.
+    /// Devices of the run; bytes are per device.
     pub parallel: Parallel,
     /// Ranks of the run. Those that share nothing out are each planned as if alone (`parallel` is one device), and sum
     /// gradients all the same.
@@ -28,7 +28,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The same request with the run spread over several devices, which the workload must be divisible by.
+    /// Spreads the run over several devices, which must divide the workload.
     ///
     /// # Errors
     /// `Error::Config`: see [`Parallel::check`].
@@ -38,18 +38,17 @@ impl Request {
         Ok(self)
     }
 
-    /// Whether the trainer runs the request on its devices.
-    #[must_use]
-    pub fn is_run(&self) -> bool {
+    /// True if the trainer runs the request on its devices.
+    pub fn is_supported(&self) -> bool {
         let parallel = &self.parallel;
-        parallel.is_run() && parallel.trains(&self.workload) && parallel.samples(&self.workload)
+        parallel.is_supported() && parallel.trains(&self.workload) && parallel.samples(&self.workload)
     }
 
-    /// Whether a plan may update a segment in the backward pass: no gradient has to be seen whole first, and none is
+    /// True if a plan may update a segment in the backward pass: no gradient has to be seen whole first, and none is
     /// complete only when other devices have theirs.
-    pub(crate) fn steps_in_backward(&self) -> bool {
+    pub(crate) fn allows_step_in_backward(&self) -> bool {
         let alone = self.ranks <= 1 && !self.parallel.is_several();
-        alone && self.memory.zero() == Zero::Off && self.workload.steps_in_backward()
+        alone && self.memory.zero() == Zero::Off && self.workload.allows_step_in_backward()
     }
 
     pub(crate) fn estimate(&self, plan: &Plan) -> Estimate {
@@ -58,16 +57,15 @@ impl Request {
 
     /// The parameters of its devices: the same under every plan.
     pub(crate) fn stages(&self) -> Stages {
-        Stages::of(&self.workload, &self.parallel)
+        Stages::new(&self.workload, &self.parallel)
     }
 
-    /// What a plan needs, given its stages.
+    /// Bytes and seconds of a plan, given its stages.
     pub(crate) fn estimate_of(&self, stages: &Stages, plan: &Plan) -> Estimate {
         stages.estimate(&self.workload, plan, &self.profile, &self.parallel)
     }
 
-    /// What the predicted peak may be: the budget less its margin.
-    #[must_use]
+    /// Limit of the predicted peak: the budget less its margin.
     pub fn allowed(&self) -> Option<u64> {
         let share = 1.0 - self.memory.margin;
         self.budget.map(|b| (b as f64 * share) as u64)

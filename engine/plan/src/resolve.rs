@@ -7,11 +7,11 @@ use crate::{
 use firebrick_arch::Arch;
 
 /// Most events that `memory.trace` keeps, and about what one of them takes.
-const MOST_TRACED: usize = 1_000_000;
+const MAX_TRACED: usize = 1_000_000;
 const TRACED_BYTES: usize = 450;
 
 impl MemoryConfig {
-    /// Refuses settings that cannot work, whatever the model.
+    /// Rejects settings that cannot work with any model.
     ///
     /// # Errors
     /// `Error::Config` with the first setting that cannot work, by its key.
@@ -33,11 +33,11 @@ impl MemoryConfig {
     /// Checks the keys that are no technique's.
     fn check_run(&self) -> Result<()> {
         require(
-            self.trace <= MOST_TRACED,
+            self.trace <= MAX_TRACED,
             format_args!(
-                "trace is {}; at most {MOST_TRACED} allocations can be traced, which take about {} MB of host memory",
+                "trace is {}; at most {MAX_TRACED} allocations can be traced, which take about {} MB of host memory",
                 self.trace,
-                MOST_TRACED * TRACED_BYTES / 1_000_000
+                MAX_TRACED * TRACED_BYTES / 1_000_000
             ),
         )?;
         require(
@@ -71,8 +71,8 @@ impl MemoryConfig {
         self.scorer(score_tokens, param_offload, true).plan(arch)
     }
 
-    /// The plan of a model that only scores, with a budget of its own where it has one. Devices that are data parallel
-    /// and nothing else share its weights out with those of the policy (`zero_stage: 3`).
+    /// The plan of a model that only scores, with its own token budget if it has one. With only data parallelism,
+    /// `zero_stage: 3` shards its weights as the policy's.
     ///
     /// # Errors
     /// As [`Self::plan`].
@@ -145,7 +145,7 @@ impl MemoryConfig {
 }
 
 impl ModelPlan {
-    /// Refuses a plan that does not cover the model, or that no schedule could execute, whoever made it.
+    /// Rejects a plan that does not cover the model, or that no schedule can execute.
     ///
     /// # Errors
     /// `Error::Plan` with the first mistake: segments that leave units out, streamed or resharded weights under a kept

@@ -1,7 +1,7 @@
 //! A plan as a file: what `firebrick plan --output` writes, what a run folder keeps, and what `train --plan` reads.
 
 use super::estimate::{Parallel, PhaseEstimate, PhaseTraffic, Seconds};
-use super::planner::{BatchProposal, Decision, DegreesThatFit, Fit, GroupProposal, Request};
+use super::planner::{BatchProposal, Decision, Fit, FittingDegrees, GroupProposal, Request};
 use super::{Plan, Role};
 use crate::{AppliedPreset, Error, Result};
 use firebrick_spec::Origin;
@@ -24,30 +24,30 @@ pub struct PlanReport {
     pub phases: Vec<PhaseEstimate>,
     /// Estimated seconds of a step.
     pub seconds: Seconds,
-    /// How rollouts are cut.
+    /// Division of the rollouts.
     pub batch: BatchProposal,
-    /// What was turned on, what it saves and costs.
+    /// Techniques in use, with savings and costs.
     pub decisions: Vec<Decision>,
-    /// Other group sizes at as many rollouts a step, under the same settings.
+    /// Other group sizes at as many rollouts per step, under the same settings.
     #[serde(default)]
     pub groups: Vec<GroupProposal>,
-    /// The same plan as settings of a configuration.
+    /// The plan as settings of a configuration.
     pub settings: Vec<String>,
     /// The device that it was made for.
     pub device: String,
-    /// Where the device's numbers come from.
+    /// Origin of the device's profile.
     pub profile: Origin,
-    /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them. The
-    /// trainer runs the plan on as many ranks where it runs these kinds of parallelism.
+    /// Devices of the estimate, if there are several: bytes are per device. The trainer runs the plan on as many ranks
+    /// if it supports these kinds of parallelism.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
-    /// What one of several devices sends in a step, by phase and kind; its seconds are among those of the phases.
+    /// Traffic of one of several devices in a step, by phase and kind; its seconds are among those of the phases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub communication: Vec<PhaseTraffic>,
     /// Other degrees that fit, where they were chosen for a cluster, the fastest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub other_degrees: Vec<DegreesThatFit>,
-    /// What a preset set for the run, where its configuration names one: `firebrick plan` says so.
+    pub other_degrees: Vec<FittingDegrees>,
+    /// Values of the configuration's preset, if it names one, for `firebrick plan` to report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preset: Option<AppliedPreset>,
     /// The plan.
@@ -82,7 +82,6 @@ impl PlanReport {
     }
 
     /// The phase with the peak.
-    #[must_use]
     pub fn peak_phase(&self) -> Option<&PhaseEstimate> {
         self.phases.iter().max_by_key(|p| p.total_bytes)
     }
@@ -91,17 +90,17 @@ impl PlanReport {
 /// The ranks of a run that reads a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedFor {
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: usize,
-    /// How many share sequences.
+    /// Sequence-parallel degree.
     pub sequence: usize,
-    /// How many share the critic's.
+    /// Sequence-parallel degree of the critic.
     pub critic_sequence: usize,
-    /// How many share matrices in training.
+    /// Tensor-parallel degree of training.
     pub tensor: usize,
     /// Stages that layers are divided into.
     pub pipeline: usize,
-    /// How many sample together.
+    /// Tensor-parallel degree of sampling.
     pub sampling: usize,
 }
 
@@ -110,7 +109,7 @@ impl PlannedFor {
     fn check(&self, parallel: &Parallel, what: &str) -> Result<()> {
         let refuse = |why: String| Err(Error::Plan(format!("{what}: {why}")));
         let made_for = format!("was made for {parallel}, and this run");
-        if !parallel.is_run() {
+        if !parallel.is_supported() {
             return refuse(format!(
                 "is an estimate for {parallel}, which the trainer does not run: it combines data parallelism with one \
                  of tensor, sequence and pipeline parallelism, and samples on groups without stages; pass only one of \
@@ -123,7 +122,7 @@ impl PlannedFor {
             ("memory.pipeline_model_parallel_size", parallel.pipeline, pipeline, "pipeline"),
             ("memory.tensor_model_parallel_size", parallel.tensor, tensor, "tensor"),
             ("memory.ulysses_sequence_parallel_size", parallel.sequence, sequence, "sequence"),
-            ("critic.ulysses_sequence_parallel_size", parallel.of_critic().sequence, critic_sequence, ""),
+            ("critic.ulysses_sequence_parallel_size", parallel.critic().sequence, critic_sequence, ""),
             ("rollout.tensor_model_parallel_size", parallel.sampling().tensor, sampling, "rollout-tensor"),
         ] {
             let other = match option {
@@ -150,8 +149,7 @@ impl Plan {
     /// these ranks.
     ///
     /// # Errors
-    /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of
-    /// parallelism.
+    /// If the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.
     pub fn load(path: &Path, run: &PlannedFor) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::Read { path: path.to_owned(), error })?;
         Self::from_json(&text, path, run)

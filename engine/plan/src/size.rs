@@ -99,29 +99,35 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// How sizes are written, for the schema of configurations.
+/// Pattern of sizes in the schema of configurations.
 #[cfg(feature = "schema")]
 const SIZE: &str = r"^\s*[0-9][0-9.eE+]*\s*(([kKmMgGtT][iI]?)?[bB])?\s*$";
 
 #[cfg(feature = "schema")]
-impl schemars::JsonSchema for Bytes {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Bytes".into()
-    }
+macro_rules! size_schema {
+    ($Size:ident, $number:literal, $pattern:expr, $examples:expr) => {
+        impl schemars::JsonSchema for $Size {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($Size).into()
+            }
 
-    fn inline_schema() -> bool {
-        true
-    }
+            fn inline_schema() -> bool {
+                true
+            }
 
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "type": ["number", "string"],
-            "minimum": 0,
-            "pattern": SIZE,
-            "examples": ["8GiB"],
-        })
-    }
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({
+                    "type": [$number, "string"], "minimum": 0, "pattern": $pattern, "examples": $examples
+                })
+            }
+        }
+    };
 }
+
+#[cfg(feature = "schema")]
+size_schema!(Bytes, "number", SIZE, ["8GiB"]);
+#[cfg(feature = "schema")]
+size_schema!(Budget, "integer", format!(r"{SIZE}|^\s*[aA][uU][tT][oO]\s*$"), ["8GiB", "auto"]);
 
 /// A budget of device bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,27 +170,6 @@ impl<'de> Deserialize<'de> for Budget {
             Raw::Number(bytes) => Ok(Self::Bytes(Bytes(bytes))),
             Raw::Text(text) => text.parse().map_err(de::Error::custom),
         }
-    }
-}
-
-#[cfg(feature = "schema")]
-impl schemars::JsonSchema for Budget {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Budget".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let or_auto = format!(r"{SIZE}|^\s*[aA][uU][tT][oO]\s*$");
-        schemars::json_schema!({
-            "type": ["integer", "string"],
-            "minimum": 0,
-            "pattern": or_auto,
-            "examples": ["8GiB", "auto"],
-        })
     }
 }
 

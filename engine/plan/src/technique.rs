@@ -13,11 +13,11 @@ pub trait Technique: Sync {
     fn keys(&self) -> &'static [&'static str];
 
     /// True for a division of the work among ranks.
-    fn is_of_ranks(&self) -> bool {
+    fn is_parallelism(&self) -> bool {
         false
     }
 
-    /// Refuses settings that cannot work, whatever the model.
+    /// Rejects settings that cannot work with any model.
     ///
     /// # Errors
     /// `Error::Config` with the key.
@@ -25,7 +25,7 @@ pub trait Technique: Sync {
         Ok(())
     }
 
-    /// Refuses settings that a model cannot have.
+    /// Rejects settings that a model does not support.
     ///
     /// # Errors
     /// `Error::Config` with the key.
@@ -36,7 +36,7 @@ pub trait Technique: Sync {
     /// Writes the settings into a plan.
     fn apply(&self, _memory: &MemoryConfig, _arch: &Arch, _plan: &mut ModelPlan) {}
 
-    /// Refuses a plan that no schedule can execute.
+    /// Rejects a plan that no schedule can execute.
     ///
     /// # Errors
     /// `Error::Plan` with the first mistake.
@@ -44,7 +44,7 @@ pub trait Technique: Sync {
         Ok(())
     }
 
-    /// Turns it off, where the planner chooses it whatever the settings are.
+    /// Turns it off, if the planner chooses it independently of the settings.
     fn turn_off(&self, _memory: &mut MemoryConfig) {}
 
     /// Settings that the planner tries in place of `memory`, which may be one of them: of locations and of updates.
@@ -57,9 +57,19 @@ pub trait Technique: Sync {
         vec![memory.clone()]
     }
 
-    /// Its row in the report of a plan that uses it.
-    fn explain(&self, _used: &Candidate, _request: &Request) -> Option<Explanation> {
+    /// Its effect, for the report of a plan that uses it.
+    fn explain(&self, _used: &Candidate, _request: &Request) -> Option<&'static str> {
         None
+    }
+
+    /// The keys that turn it on in a plan that uses it.
+    fn used_keys(&self, _used: &Candidate) -> Vec<&'static str> {
+        self.keys()[..1].to_vec()
+    }
+
+    /// Removes it from settings that use it: the plan that the report compares with.
+    fn undo(&self, used: &mut Candidate, _request: &Request) {
+        self.turn_off(&mut used.memory);
     }
 
     /// Settings that show it by itself, over gradient checkpointing: `firebrick plan --techniques` compares them.
@@ -70,36 +80,11 @@ pub trait Technique: Sync {
 
 /// Names that the file of a technique uses.
 pub(crate) mod prelude {
-    pub(crate) use super::{Explanation, Technique, and, at_least_one, at_least_one_in_plan, require, require_of_plan};
+    pub(crate) use super::{Technique, and, at_least_one, at_least_one_in_plan, require, require_of_plan};
     pub(crate) use crate::request::{Candidate, Request};
     pub(crate) use crate::{MemoryConfig, ModelPlan, Result};
     pub(crate) use firebrick_arch::Arch;
     pub(crate) use firebrick_spec::Home;
-}
-
-/// A technique in the report of a plan.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Explanation {
-    /// What it does.
-    pub what: &'static str,
-    /// The keys that turn it on.
-    pub keys: Vec<&'static str>,
-    /// The settings without it.
-    pub without: Candidate,
-}
-
-impl Candidate {
-    /// Explains a technique of these settings, which `undo` takes back.
-    pub(crate) fn explained(
-        &self,
-        what: &'static str,
-        keys: &[&'static str],
-        undo: impl FnOnce(&mut Self),
-    ) -> Explanation {
-        let mut without = self.clone();
-        undo(&mut without);
-        Explanation { what, keys: keys.to_vec(), without }
-    }
 }
 
 /// `memory`, and a change of it.

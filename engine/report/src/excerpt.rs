@@ -1,17 +1,17 @@
-//! Which samples of a step are shown while it is new.
+//! Selection of a step's samples for the live view.
 
 use serde::Deserialize;
 
-/// Samples of a step that are shown at most.
-const MOST: usize = 16;
+/// Most shown samples of a step.
+const MAX_SHOWN: usize = 16;
 
-/// How `samples.jsonl` writes that a completion ended at the length limit.
+/// The finish reason of truncated completions in `samples.jsonl`.
 pub(super) const TRUNCATED: &str = "length";
 
-/// Why a sample is shown.
+/// Reason why a sample is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pick {
-    /// The last that was sampled.
+    /// The last sample.
     Newest,
     /// The first with the largest reward.
     Best,
@@ -21,7 +21,7 @@ pub enum Pick {
     Other,
 }
 
-/// A line of `samples.jsonl`: a sample with its texts whole.
+/// A line of `samples.jsonl`: a sample with its complete texts.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Excerpt {
     /// Training step.
@@ -38,39 +38,39 @@ pub struct Excerpt {
     /// Ground truth.
     #[serde(default)]
     pub answer: String,
-    /// Reward; none where it is no number.
+    /// Reward; `None` if it is not finite.
     pub reward: Option<f64>,
     /// Its parts.
     #[serde(default)]
     pub reward_parts: Vec<(String, Option<f64>)>,
-    /// What rules read in the completion, where the run noted it.
+    /// Answers that rules read in the completion, if the run wrote them.
     #[serde(default)]
     pub readings: Vec<ParsedAnswer>,
     /// Advantage of its tokens.
     pub advantage: Option<f64>,
-    /// Why it ended, as `samples.jsonl` writes it.
+    /// Finish reason, as in `samples.jsonl`.
     pub finish: String,
     /// Completion tokens.
     pub tokens: u64,
 }
 
-/// What a rule read in a completion.
+/// The answer that a rule read in a completion.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct ParsedAnswer {
     /// The reward's name.
     pub reward: String,
-    /// What it read; none where it found nothing.
+    /// The answer; `None` if it found none.
     pub parsed: Option<String>,
 }
 
 impl Excerpt {
-    /// Whether it ended at the length limit.
+    /// Returns true if it ended at the length limit.
     pub fn is_truncated(&self) -> bool {
         self.finish == TRUNCATED
     }
 }
 
-/// Which samples of a step to show, given the draw and the reward of each in order: the newest, the best, the worst,
+/// Selects samples of a step, given the draw and reward of each in order: the newest, the best, the worst,
 /// then the first of each group.
 pub fn picks(samples: &[(u64, f64)]) -> Vec<(usize, Pick)> {
     let Some(newest) = samples.len().checked_sub(1) else {
@@ -91,7 +91,7 @@ pub fn picks(samples: &[(u64, f64)]) -> Vec<(usize, Pick)> {
     let mut picked = vec![(newest, Pick::Newest), (best, Pick::Best), (worst, Pick::Worst)];
     let others = firsts.filter(|&at| ![newest, best, worst].contains(&at));
     picked.extend(others.map(|at| (at, Pick::Other)));
-    picked.truncate(MOST);
+    picked.truncate(MAX_SHOWN);
     picked
 }
 

@@ -13,16 +13,16 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Of samples, readings and log lines only the newest are shown: so many bytes from the end of a file are read at
-/// first.
-const NEWEST_SAMPLES: u64 = 8 << 20;
-const NEWEST_READINGS: u64 = 1 << 18;
-const NEWEST_LINES: u64 = 1 << 16;
+/// Bytes at the end of files that are read first: of samples, readings and log lines only the newest are
+/// shown.
+const SAMPLES_BYTES: u64 = 8 << 20;
+const MEMORY_BYTES: u64 = 1 << 18;
+const LOG_BYTES: u64 = 1 << 16;
 
-/// The run's log, as the program writes it: a time, a level and a text in each line.
+/// The run's log: lines with a time, a level and a text.
 pub const LOG: &str = "run.log";
 
-/// Reads what a run's folder says that it did not say before.
+/// Reads a growing run folder.
 pub struct Follower {
     folder: PathBuf,
     config: Option<Stamp>,
@@ -36,7 +36,7 @@ pub struct Follower {
     newest: Vec<Excerpt>,
 }
 
-/// When a file was written, and how long it is.
+/// Modification time and length of a file.
 type Stamp = (SystemTime, u64);
 
 impl Follower {
@@ -53,44 +53,44 @@ impl Follower {
             plan: None,
             ended: false,
             metrics: tail("metrics.jsonl", u64::MAX),
-            samples: tail("samples.jsonl", NEWEST_SAMPLES),
-            memory: tail("memory.jsonl", NEWEST_READINGS),
-            log: tail(LOG, NEWEST_LINES),
+            samples: tail("samples.jsonl", SAMPLES_BYTES),
+            memory: tail("memory.jsonl", MEMORY_BYTES),
+            log: tail(LOG, LOG_BYTES),
             newest: Vec::new(),
             folder: folder.to_owned(),
         })
     }
 
-    /// What is new since the last call; all of it at the first, and again where the run was started over or resumed.
+    /// Updates since the last call; all of them in the first call, and again after a restart or resume of the run.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a file that is there and cannot be read, [`Error::Report`] for a folder that no longer holds a
+    /// [`Error::Io`] for a file that exists but cannot be read, [`Error::Report`] for a folder that no longer holds a
     /// run.
     pub fn poll(&mut self) -> Result<Vec<ViewUpdate>> {
-        let mut news = Vec::new();
+        let mut updates = Vec::new();
         let stamp = stamp(&self.folder.join("config.yaml"));
         let tails = [&self.metrics, &self.samples, &self.memory, &self.log];
         if self.config != stamp || tails.iter().any(|tail| tail.was_replaced()) {
             self.config = stamp;
             self.start_over();
-            news.push(self.opened()?);
+            updates.push(self.opened()?);
         }
         let plan = self::stamp(&self.folder.join("plan.json"));
         if self.plan != plan {
             self.plan = plan;
-            news.extend(Planned::read(&self.folder).map(ViewUpdate::Planned));
+            updates.extend(Planned::read(&self.folder).map(ViewUpdate::Planned));
         }
-        news.extend(self.metrics.lines()?.iter().filter_map(|line| step(line)));
-        news.extend(self.samples()?);
+        updates.extend(self.metrics.lines()?.iter().filter_map(|line| step(line)));
+        updates.extend(self.samples()?);
         let readings = parsed::<LedgerEntry>(&self.memory.lines()?);
-        news.extend((!readings.is_empty()).then_some(ViewUpdate::Memory(readings)));
-        news.extend(self.log.lines()?.iter().filter_map(|line| said(line)));
-        news.extend(self.ended());
-        Ok(news)
+        updates.extend((!readings.is_empty()).then_some(ViewUpdate::Memory(readings)));
+        updates.extend(self.log.lines()?.iter().filter_map(|line| log_update(line)));
+        updates.extend(self.ended());
+        Ok(updates)
     }
 
-    /// How long ago the run last wrote a step; none before its first.
+    /// Time since the run last wrote a step; `None` before the first.
     pub fn silent_for(&self) -> Option<Duration> {
         let (written, _) = stamp(&self.metrics.path)?;
         SystemTime::now().duration_since(written).ok()
@@ -110,7 +110,7 @@ impl Follower {
         Ok(ViewUpdate::opened(&self.folder, mode, config.as_ref()))
     }
 
-    /// The newest step's samples, where there are new ones.
+    /// The newest step's samples, if there are new ones.
     fn samples(&mut self) -> Result<Option<ViewUpdate>> {
         let read = parsed::<Excerpt>(&self.samples.lines()?);
         let grown = !read.is_empty();
@@ -127,7 +127,7 @@ impl Follower {
         Ok(step.filter(|_| grown).map(|step| ViewUpdate::Samples { step, samples }))
     }
 
-    /// Whether the run has ended: its summary is newer than its start.
+    /// The end of the run, once its summary is newer than its start.
     fn ended(&mut self) -> Option<ViewUpdate> {
         let path = self.folder.join("summary.json");
         let (written, _) = stamp(&path)?;
@@ -140,7 +140,7 @@ impl Follower {
     }
 }
 
-/// The lines that are what they should be.
+/// The lines that parse as `T`.
 fn parsed<T: DeserializeOwned>(lines: &[Vec<u8>]) -> Vec<T> {
     lines.iter().filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
@@ -153,11 +153,11 @@ fn step(line: &[u8]) -> Option<ViewUpdate> {
     Some(ViewUpdate::Metrics { step, steps: None, metrics })
 }
 
-/// A line of the log without its time.
-fn said(line: &[u8]) -> Option<ViewUpdate> {
+/// The update of a log line.
+fn log_update(line: &[u8]) -> Option<ViewUpdate> {
     let line = String::from_utf8_lossy(line);
     let (time, rest) = line.split_once(' ')?;
-    // what follows a line break within a text has no time
+    // continued lines of a text have no time
     if !time.starts_with(|c: char| c.is_ascii_digit()) {
         return None;
     }
@@ -176,10 +176,10 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((metadata.modified().ok()?, metadata.len()))
 }
 
-/// The lines that a file gains.
+/// New lines of a growing file.
 struct Tail {
     path: PathBuf,
-    /// Bytes from its end that are read at first.
+    /// Bytes at its end that are read first.
     newest: u64,
     offset: u64,
     file: Option<u64>,
@@ -194,7 +194,7 @@ impl Tail {
         (self.offset, self.file) = (0, None);
     }
 
-    /// Whether the file is another one than the one that was read, or has become shorter.
+    /// Returns true if the file was replaced or has become shorter.
     fn was_replaced(&self) -> bool {
         let Ok(now) = std::fs::metadata(&self.path) else {
             return false;
@@ -202,7 +202,7 @@ impl Tail {
         now.len() < self.offset || self.file.is_some_and(|file| file != number(&now))
     }
 
-    /// Whole lines since the last call.
+    /// Complete lines since the last call.
     fn lines(&mut self) -> Result<Vec<Vec<u8>>> {
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
@@ -219,7 +219,7 @@ impl Tail {
             file.seek(SeekFrom::Start(self.offset))?;
             let mut bytes = Vec::new();
             file.take(metadata.len().saturating_sub(self.offset)).read_to_end(&mut bytes)?;
-            // a line that is not whole is read again
+            // an incomplete line is read again
             let end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
             bytes.truncate(end);
             let cut = first && self.offset > 0;
@@ -231,13 +231,13 @@ impl Tail {
     }
 }
 
-/// What tells a file from one that took its name.
+/// Identity of a file.
 #[cfg(unix)]
 fn number(metadata: &Metadata) -> u64 {
     std::os::unix::fs::MetadataExt::ino(metadata)
 }
 
-/// What tells a file from one that took its name.
+/// Identity of a file.
 #[cfg(not(unix))]
 fn number(metadata: &Metadata) -> u64 {
     let created = metadata.created().ok();

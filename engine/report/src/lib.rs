@@ -1,12 +1,12 @@
-//! A run folder read back, as a report shows it.
+//! Reports and views of run folders.
 //!
-//! [`Report::read`] reads any number of runs. Scalars are those of all steps, in columns of six significant digits;
-//! texts are those of a stated selection of samples, cut where they are long, so that the size is bounded. A run need
-//! not have ended: what is missing or cut off is said in [`RunReport::notes`]. [`Report::to_json`] is what
-//! `docs/guides/monitoring.md` calls the data block.
+//! [`Report::read`] reads any number of runs. Scalars cover all steps, in columns of six significant digits;
+//! texts cover a selection of samples and are cut if long, so that the size is bounded. A run need
+//! not have ended: [`RunReport::notes`] lists missing and cut parts. [`Report::to_json`] is
+//! the data block of `docs/guides/monitoring.md`.
 //!
-//! A [`RunView`] is a run as it is shown. [`ViewUpdate`]s feed it: of the run's own events, or of a [`Follower`] of its
-//! folder. A report reads the folder at once.
+//! A [`RunView`] is the state of a live view. [`ViewUpdate`]s feed it, from the run's events or from a [`Follower`] of
+//! its folder. A report reads the folder once.
 
 mod excerpt;
 mod folder;

@@ -1,4 +1,4 @@
-//! Files of a run that may be missing, or cut off where a kill stopped their writer.
+//! Files of a run that may be missing, or cut off by a kill.
 
 use firebrick_engine::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Where a line is in its file.
+/// Position of a line in its file.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     offset: u64,
@@ -19,7 +19,7 @@ pub struct Span {
 pub enum ReadResult {
     /// There is no such file.
     Missing,
-    /// It was read; so many lines were not what they should be.
+    /// It was read, with some invalid lines.
     Read {
         /// Lines that were skipped.
         broken: u64,
@@ -40,7 +40,7 @@ impl ReadResult {
     }
 }
 
-/// Reads a JSON Lines file, one line in memory at a time; `each` says whether a value is what it should be.
+/// Reads a JSON Lines file, one line in memory at a time; `each` returns true for valid values.
 pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> bool) -> Result<ReadResult> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -60,8 +60,8 @@ pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> b
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let good = serde_json::from_slice(&line).is_ok_and(|value| each(value, span));
-        broken += u64::from(!good);
+        let is_valid = serde_json::from_slice(&line).is_ok_and(|value| each(value, span));
+        broken += u64::from(!is_valid);
     }
 }
 
@@ -77,7 +77,7 @@ impl Lines {
         Ok(Self { file })
     }
 
-    /// The line at a place, unless the file changed since.
+    /// The line at a position, unless the file has changed.
     pub fn at<T: DeserializeOwned>(&mut self, span: Span) -> Option<T> {
         let mut line = vec![0; span.bytes];
         self.file.seek(SeekFrom::Start(span.offset)).ok()?;
@@ -86,7 +86,7 @@ impl Lines {
     }
 }
 
-/// Reads a JSON file. One that is missing or broken is none, with a note: of a missing one, that there is none and
+/// Reads a JSON file. A missing or broken one gives `None` and a note; the note on a missing one ends with
 /// `why`.
 pub fn json(folder: &Path, name: &str, why: &str, notes: &mut Vec<String>) -> Option<Value> {
     let note = match std::fs::read(folder.join(name)) {

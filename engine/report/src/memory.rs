@@ -11,27 +11,27 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Readings of a phase in a report; of more steps the largest of several that follow each other.
-const READINGS: usize = 1000;
+/// Most readings of a phase in a report; beyond it, a reading is the largest of several consecutive steps.
+const MAX_READINGS: usize = 1000;
 
-/// Boundaries in a report; of more the largest of several that follow each other.
-const BOUNDARIES: usize = 3000;
+/// Most boundaries in a report; beyond it, a row is the largest of several consecutive ones.
+const MAX_BOUNDARIES: usize = 3000;
 
-/// Groups of live allocations in a report, the largest.
-const LIVE_GROUPS: usize = 20;
+/// Most groups of live allocations in a report.
+const MAX_LIVE_GROUPS: usize = 20;
 
-/// What a run's phases held.
+/// Memory of a run's phases.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryReadings {
-    /// Where the numbers come from, as `memory.jsonl` says.
+    /// Source of the numbers, from `memory.jsonl`.
     pub source: ReadingSource,
-    /// Steps that a reading is the largest of.
+    /// Steps per reading, of which it is the largest.
     pub steps_each: usize,
     /// By phase, in the order in which they first ran.
     pub phases: Vec<PhaseReadings>,
 }
 
-/// What a phase held, step by step.
+/// Memory of a phase by step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PhaseReadings {
     /// The phase.
@@ -42,11 +42,11 @@ pub struct PhaseReadings {
     pub steps: Vec<u64>,
     /// Bytes in use at its end.
     pub in_use_bytes: Vec<u64>,
-    /// Most bytes in use while it ran, where the source records it.
+    /// Most bytes in use while it ran, if the source records it.
     pub peak_bytes: Vec<Option<u64>>,
     /// Bytes that the pools held at its end.
     pub reserved_bytes: Vec<u64>,
-    /// What its accounts held at most, each at its own time.
+    /// Peaks of its accounts, each at its own time.
     pub accounts: Vec<AccountSeries>,
 }
 
@@ -61,12 +61,12 @@ pub struct AccountSeries {
     pub peak_bytes: Vec<u64>,
 }
 
-/// The timeline without its trace, and what stands out in it.
+/// The timeline without its trace, with its summary.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimelineView {
-    /// Whether host and device are one memory.
+    /// True if host and device share one memory.
     pub unified: bool,
-    /// Boundaries that a row is the largest of.
+    /// Boundaries per row, of which it is the largest.
     pub boundaries_each: usize,
     /// Phases.
     pub phases: Vec<TimelinePhase>,
@@ -74,11 +74,11 @@ pub struct TimelineView {
     pub places: Vec<BoundaryKind>,
     /// Boundaries.
     pub boundaries: Boundaries,
-    /// Who held how much.
+    /// Bytes by account.
     pub accounts: Vec<AccountBytes>,
     /// Plans.
     pub plans: Vec<PlannedBytes>,
-    /// What `firebrick memory` prints.
+    /// The output of `firebrick memory`.
     pub report: TimelineReport,
 }
 
@@ -162,11 +162,11 @@ impl MemoryHistory {
         steps.last_key_value().map(|(_, largest)| largest.peak.unwrap_or(largest.in_use))
     }
 
-    /// The readings in a report; none without any.
+    /// The readings for a report; `None` without any.
     pub fn readings(self) -> Option<MemoryReadings> {
         let source = self.source?;
         let most = self.phases.iter().map(|(_, steps)| steps.len()).max()?;
-        let steps_each = most.div_ceil(READINGS);
+        let steps_each = most.div_ceil(MAX_READINGS);
         let phases = self.phases.into_iter().map(|(phase, steps)| series(phase, steps, steps_each));
         Some(MemoryReadings { source, steps_each, phases: phases.collect() })
     }
@@ -202,11 +202,11 @@ impl TimelineView {
     pub fn new(timeline: MemoryTimeline) -> Self {
         let mut report = TimelineReport::new(&timeline);
         if let Some(live) = &mut report.live {
-            live.groups.truncate(LIVE_GROUPS);
+            live.groups.truncate(MAX_LIVE_GROUPS);
         }
         let count = timeline.boundaries.len();
-        let boundaries_each = count.div_ceil(BOUNDARIES).max(1);
-        let kept = kept(&timeline, boundaries_each);
+        let boundaries_each = count.div_ceil(MAX_BOUNDARIES).max(1);
+        let kept = kept_points(&timeline, boundaries_each);
         let boundaries = timeline.boundaries.at(&kept);
         let mut accounts = timeline.accounts;
         for account in &mut accounts {
@@ -229,8 +229,8 @@ impl TimelineView {
     }
 }
 
-/// Of every so many boundaries the one at which most was held.
-fn kept(timeline: &MemoryTimeline, each: usize) -> Vec<usize> {
+/// The boundary with the most memory of every `each`.
+fn kept_points(timeline: &MemoryTimeline, each: usize) -> Vec<usize> {
     let held = |at: usize| {
         let accounts = timeline.accounts.iter();
         let sum: u64 = accounts.map(|account| account.bytes[at]).sum();

@@ -5,15 +5,15 @@ use serde::{Serialize, Serializer};
 /// Significant digits of a number in a report.
 const DIGITS: usize = 6;
 
-/// Whole numbers up to this are exact in an f64, and are written as whole numbers.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+/// Integers up to this are exact in an f64, and are written as integers.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// A number of six significant digits; none for what JSON cannot hold.
+/// A number of six significant digits; `None` for values that JSON cannot represent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Number(Option<f64>);
 
 impl Number {
-    /// Rounds a number. NaN and infinities are none.
+    /// Rounds a number. NaN and infinities become `None`.
     pub fn new(value: f64) -> Self {
         let rounded = value.is_finite().then(|| {
             let text = format!("{value:.*e}", DIGITS - 1);
@@ -34,7 +34,7 @@ impl Serialize for Number {
         match self.0 {
             None => serializer.serialize_none(),
             // without the `.0` that a float would have
-            Some(value) if value.fract() == 0.0 && value.abs() < EXACT => serializer.serialize_i64(value as i64),
+            Some(value) if value.fract() == 0.0 && value.abs() < MAX_EXACT => serializer.serialize_i64(value as i64),
             Some(value) => serializer.serialize_f64(value),
         }
     }

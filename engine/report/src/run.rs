@@ -1,6 +1,6 @@
-//! Runs as one value.
+//! Reports of runs.
 
-use super::folder::{config, refused};
+use super::folder::{config, report_error};
 use super::lines::{self, ReadResult};
 use super::memory::{MemoryHistory, MemoryReadings, TimelineView};
 use super::samples::{self, Files, Limits, RewardHistogram, Samples};
@@ -17,16 +17,16 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes of sample texts in a report, of all runs together.
-const TEXT_BYTES: usize = 4_000_000;
+/// Bytes of all sample texts in a report.
+const MAX_TEXT_BYTES: usize = 4_000_000;
 
-/// Parts of `plan.json` that are no part of a report: the segments of each model, and other group sizes.
-const LEFT_OUT: [&str; 2] = ["plan", "groups"];
+/// Parts of `plan.json` that a report omits: the segments of each model, and other group sizes.
+const OMITTED_KEYS: [&str; 2] = ["plan", "groups"];
 
-/// The key that asks for tokens.
+/// The key of logged tokens.
 const LOG_TOKENS: &str = "trainer.log_tokens";
 
-/// Some runs.
+/// A report of runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// `firebrick.report`.
@@ -35,18 +35,18 @@ pub struct Report {
     pub version: u64,
     /// The version of the program.
     pub program: &'static str,
-    /// The runs, in the order in which they were named.
+    /// The runs, in the given order.
     pub runs: Vec<RunReport>,
 }
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunReport {
-    /// Its folder's name; the path where several runs have one name.
+    /// Its folder's name; the path if several runs have one name.
     pub name: String,
-    /// Index of the first run that has the same settings but for seeds and `output`.
+    /// Index of the first run with equal settings, except seeds and `output`.
     pub repeats: usize,
-    /// What is missing or could not be read, a sentence each.
+    /// Notes on missing and unreadable parts, a sentence each.
     pub notes: Vec<String>,
     /// Every metric of every step.
     pub metrics: Scalars,
@@ -58,24 +58,24 @@ pub struct RunReport {
     pub memory: Option<MemoryReadings>,
     /// The memory timeline.
     pub timeline: Option<TimelineView>,
-    /// `plan.json`, its segments left out.
+    /// `plan.json`, without its segments.
     pub plan: Option<Value>,
-    /// `summary.json`, of a run that has ended.
+    /// `summary.json`, if the run has ended.
     pub summary: Option<Value>,
     /// `config.yaml` as keys and values.
     pub settings: Settings,
 }
 
 impl Report {
-    /// Reads runs. The texts of about `most` samples of each are kept, in whole groups.
+    /// Reads runs, with the texts of about `most` samples of each, in whole groups.
     ///
     /// # Errors
     ///
     /// `Error::Report` for a folder that holds no run, and for a `config.yaml` that is not YAML; `Error::Io` for a
-    /// file that is there and cannot be read.
+    /// file that exists but cannot be read.
     pub fn read(folders: &[PathBuf], most: usize) -> Result<Self> {
-        let each = |bytes: usize| bytes / folders.len().max(1);
-        let limits = Limits { samples: most, texts: each(TEXT_BYTES), tokens: each(TOKEN_BYTES) };
+        let per_run = |bytes: usize| bytes / folders.len().max(1);
+        let limits = Limits { samples: most, texts: per_run(MAX_TEXT_BYTES), tokens: per_run(TOKEN_BYTES) };
         let read = folders.iter().map(|folder| run(folder, limits));
         let mut runs = read.collect::<Result<Vec<RunReport>>>()?;
         let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
@@ -84,17 +84,17 @@ impl Report {
                 run.name = folder.display().to_string();
             }
         }
-        let all: Vec<Settings> = runs.iter().map(|run| run.settings.clone()).collect();
-        for (run, first) in runs.iter_mut().zip(repeats(&all)) {
+        let settings: Vec<Settings> = runs.iter().map(|run| run.settings.clone()).collect();
+        for (run, first) in runs.iter_mut().zip(repeats(&settings)) {
             run.repeats = first;
         }
         Ok(Self { format: "firebrick.report", version: 1, program: env!("CARGO_PKG_VERSION"), runs })
     }
 
-    /// The report as JSON that can stand inside an HTML element: no `<` in it.
+    /// The report as JSON for an HTML element, without `<`.
     pub fn to_json(&self) -> String {
         let text = serde_json::to_string(self).expect("keys are strings, and values finite or none");
-        // only strings hold these, and there an escape means the same
+        // these occur only in strings, where an escape is equivalent
         text.replace('<', "\\u003c").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
     }
 }
@@ -102,7 +102,7 @@ impl Report {
 /// Reads a run's folder.
 fn run(folder: &Path, limits: Limits) -> Result<RunReport> {
     let yaml = config(folder)?;
-    let settings = settings(&yaml).map_err(|error| refused(folder, error.to_string()))?;
+    let settings = settings(&yaml).map_err(|error| report_error(folder, error.to_string()))?;
     let mut notes = Vec::new();
     let config = parse(&yaml, &[]).ok();
     if config.is_none() {
@@ -125,16 +125,16 @@ fn run(folder: &Path, limits: Limits) -> Result<RunReport> {
     if keeps_tokens || result != ReadResult::Missing {
         noted(result, TokenLog::FILE);
     }
-    let (found, result) = samples::read(files, &view.reader, limits, tokens)?;
+    let (samples, result) = samples::read(files, &view.reader, limits, tokens)?;
     noted(result, "samples.jsonl");
-    let (samples, rewards) = found.unzip();
+    let (samples, rewards) = samples.unzip();
     let result;
     (view.memory, result) = MemoryHistory::read(&folder.join("memory.jsonl"))?;
     noted(result, "memory.jsonl");
     let timeline = timeline(folder, &mut notes);
     let mut plan = lines::json(folder, "plan.json", "", &mut notes);
     if let Some(Value::Object(plan)) = &mut plan {
-        plan.retain(|key, _| !LEFT_OUT.contains(&key.as_str()));
+        plan.retain(|key, _| !OMITTED_KEYS.contains(&key.as_str()));
     }
     let unfinished = ": the run has not ended";
     let summary = lines::json(folder, "summary.json", unfinished, &mut notes);
@@ -153,7 +153,7 @@ fn run(folder: &Path, limits: Limits) -> Result<RunReport> {
     })
 }
 
-/// The timeline, where there is one that can be read.
+/// The timeline, if it exists and can be read.
 fn timeline(folder: &Path, notes: &mut Vec<String>) -> Option<TimelineView> {
     if !folder.join(MemoryTimeline::FILE).is_file() {
         let how = "memory.snapshot=N makes the run write one";

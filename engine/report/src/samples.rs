@@ -3,7 +3,7 @@
 use super::excerpt::{Excerpt, TRUNCATED};
 use super::lines::{self, Lines, ReadResult, Span};
 use super::numbers::Number;
-use super::reader::{AnswerReader, LONGEST_ANSWER};
+use super::reader::{AnswerReader, MAX_ANSWER_BYTES};
 use super::selection::{GroupFacts, Tag, select};
 use super::text::Text;
 use super::tokens::{CompletionKey, TokenIndex, TokensView};
@@ -13,19 +13,19 @@ use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-/// Different rewards up to which each has a row of its own in the histogram.
-const VALUES: usize = 12;
+/// Most distinct rewards with a histogram row each.
+const MAX_VALUES: usize = 12;
 
-/// Rows of the histogram where there are more.
+/// Rows of the histogram of more rewards.
 const BINS: usize = 20;
 
-/// Columns of the histogram; of more steps several share one.
-const COLUMNS: usize = 500;
+/// Most columns of the histogram; beyond it, several steps share one.
+const MAX_COLUMNS: usize = 500;
 
-/// Bytes of the prompt or of a completion beyond which it is cut, whatever room there is.
-const LONGEST: usize = 16_384;
+/// Longest prompt or completion, in bytes; a longer one is cut.
+const MAX_SAMPLE_BYTES: usize = 16_384;
 
-/// The texts of a run's samples, as far as they are selected, and what all of them say together.
+/// Texts of a run's selected samples, and statistics of all samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Samples {
     /// Samples of the run.
@@ -36,17 +36,17 @@ pub struct Samples {
     pub truncated: usize,
     /// Of all groups, those of several samples with one reward.
     pub no_spread: usize,
-    /// Samples that are shown.
+    /// Shown samples.
     pub shown: usize,
-    /// Bytes beyond which a text is cut.
+    /// Longest uncut text, in bytes.
     pub longest_bytes: usize,
-    /// Texts that are cut.
+    /// Cut texts.
     pub cut: usize,
-    /// Samples of the run whose tokens were kept.
+    /// Samples of the run with logged tokens.
     pub total_with_tokens: usize,
-    /// Samples whose tokens are shown.
+    /// Samples with shown tokens.
     pub with_tokens: usize,
-    /// The groups that are shown, in the order of the run.
+    /// Shown groups, in the order of the run.
     pub groups: Vec<GroupView>,
 }
 
@@ -57,7 +57,7 @@ pub struct GroupView {
     pub step: u64,
     /// Index of the prompt among the run's draws.
     pub draw: u64,
-    /// Why it was selected.
+    /// Reasons for its selection.
     pub tags: BTreeSet<Tag>,
     /// The prompt.
     pub prompt: Text,
@@ -80,33 +80,33 @@ pub struct SampleView {
     pub parts: Vec<(String, Number)>,
     /// Advantage of its tokens.
     pub advantage: Number,
-    /// Whether it ended at the length limit.
+    /// True if it ended at the length limit.
     pub truncated: bool,
     /// Completion tokens.
     pub tokens: u64,
-    /// What each rule that compares with the ground truth read in it.
+    /// The answers that rules read in it, by the rule's name.
     pub read: Vec<(String, Option<Text>)>,
-    /// Its tokens one by one, where they were kept.
+    /// Its tokens, if they were logged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by_token: Option<TokensView>,
 }
 
-/// How many samples of a step had which reward.
+/// Histogram of rewards by step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RewardHistogram {
-    /// Steps that a column is of.
+    /// Steps per column.
     pub steps_each: usize,
     /// The first step of every column.
     pub steps: Vec<u64>,
-    /// The rewards themselves where they are few; else the bounds of the rows, one more than rows.
+    /// The rewards if there are few; else the bounds of the rows, one more than rows.
     pub values: Vec<Number>,
-    /// Whether `values` are bounds.
+    /// True if `values` are bounds.
     pub bounds: bool,
-    /// By column, the samples of each row.
+    /// Samples of each row, by column.
     pub counts: Vec<Vec<u32>>,
 }
 
-/// What the first pass keeps of a line.
+/// The fields of a line for the first pass.
 #[derive(Deserialize)]
 struct SampleSummary {
     step: u64,
@@ -126,18 +126,18 @@ struct Index {
     groups: Vec<((u64, u64), Vec<Row>)>,
 }
 
-/// How much of a run's samples a report keeps.
+/// Limits of a run's samples in a report.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Samples.
     pub samples: usize,
-    /// Bytes of their texts, about.
+    /// Approximate bytes of their texts.
     pub texts: usize,
-    /// Bytes of their tokens, about.
+    /// Approximate bytes of their tokens.
     pub tokens: usize,
 }
 
-/// The files that samples are read from.
+/// The files of samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Files<'a> {
     /// `samples.jsonl`.
@@ -146,7 +146,7 @@ pub struct Files<'a> {
     pub tokens: &'a Path,
 }
 
-/// Reads a run's samples, and those of their tokens that `tokens` has found.
+/// Reads a run's samples, with their tokens in `tokens`.
 pub fn read(
     files: Files<'_>,
     reader: &AnswerReader,
@@ -209,7 +209,7 @@ impl Index {
         let facts = self.facts(&tokens.groups());
         let selected = select(&facts, limits.samples);
         let shown: usize = selected.keys().map(|&at| facts[at].size).sum();
-        let longest = (limits.texts / (shown + 2 * selected.len()).max(1)).min(LONGEST);
+        let longest = (limits.texts / (shown + 2 * selected.len()).max(1)).min(MAX_SAMPLE_BYTES);
         let mut samples = Samples {
             total: facts.iter().map(|group| group.size).sum(),
             total_groups: facts.len(),
@@ -250,15 +250,15 @@ impl Index {
     }
 
     fn histogram(&self) -> RewardHistogram {
-        let all = self.groups.iter();
-        let rows = all.flat_map(|((step, _), rows)| {
+        let groups = self.groups.iter();
+        let rows = groups.flat_map(|((step, _), rows)| {
             let rewards = rows.iter().filter_map(|row| row.reward);
             rewards.map(|reward| (*step, reward))
         });
         let rows: Vec<(u64, f64)> = rows.collect();
         let steps: BTreeSet<u64> = rows.iter().map(|(step, _)| *step).collect();
         let steps: Vec<u64> = steps.into_iter().collect();
-        let steps_each = steps.len().div_ceil(COLUMNS).max(1);
+        let steps_each = steps.len().div_ceil(MAX_COLUMNS).max(1);
         let columns: HashMap<u64, usize> =
             steps.iter().enumerate().map(|(at, &step)| (step, at / steps_each)).collect();
         let (values, bounds) = rewards(&rows);
@@ -278,15 +278,15 @@ impl Index {
     }
 }
 
-/// The rewards themselves where they are few, else bounds between the smallest and the largest.
+/// The rewards if there are few, else bounds between the smallest and the largest.
 fn rewards(rows: &[(u64, f64)]) -> (Vec<f64>, bool) {
     let mut values: Vec<f64> = Vec::new();
     for &(_, reward) in rows {
-        if values.len() <= VALUES && !values.contains(&reward) {
+        if values.len() <= MAX_VALUES && !values.contains(&reward) {
             values.push(reward);
         }
     }
-    if values.len() <= VALUES {
+    if values.len() <= MAX_VALUES {
         values.sort_by(f64::total_cmp);
         return (values, false);
     }
@@ -304,7 +304,7 @@ fn group(tags: BTreeSet<Tag>, rows: &[Excerpt], reader: &AnswerReader, longest: 
         draw: first.draw,
         tags,
         prompt: Text::new(&first.prompt, longest),
-        answer: Text::new(&first.answer, LONGEST_ANSWER),
+        answer: Text::new(&first.answer, MAX_ANSWER_BYTES),
         samples: rows.iter().map(|row| sample(row, reader, longest)).collect(),
     })
 }
@@ -319,19 +319,7 @@ fn sample(row: &Excerpt, reader: &AnswerReader, longest: usize) -> SampleView {
         advantage: row.advantage.into(),
         truncated: row.is_truncated(),
         tokens: row.tokens,
-        read: parsed_answers(row, reader),
+        read: reader.read(row),
         by_token: None,
     }
-}
-
-/// What rules read in a completion: as the run noted it, or, in older runs, read again.
-fn parsed_answers(row: &Excerpt, reader: &AnswerReader) -> Vec<(String, Option<Text>)> {
-    if row.readings.is_empty() {
-        return reader.read(&row.completion);
-    }
-    let noted = row.readings.iter().map(|noted| {
-        let text = noted.parsed.as_deref();
-        (noted.reward.clone(), text.map(|t| Text::new(t, LONGEST_ANSWER)))
-    });
-    noted.collect()
 }

@@ -11,27 +11,27 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::Path;
 
-/// Most points of a bounded curve.
-const POINTS: usize = 2048;
+/// Most points of a thinned curve.
+const MAX_POINTS: usize = 2048;
 
-/// Newest points of a bounded curve, all of which stay.
-const NEWEST: usize = 64;
+/// Newest points of a thinned curve that are never dropped.
+const KEPT_POINTS: usize = 64;
 
-/// Values of metrics by step. Serialized as steps and columns: a number for each step by metric, null where a step does
+/// Values of metrics by step. Serialized as steps and columns: a number for each step by metric, null if a step does
 /// not have that metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scalars {
     /// Steps, ascending; 0 is the validation before the first.
     steps: Vec<u64>,
-    /// Points of a step and a value, by metric; NaN for what is no number.
+    /// Points of a step and a value, by metric; NaN for invalid numbers.
     curves: BTreeMap<String, Vec<(f64, f64)>>,
 }
 
 impl Scalars {
-    /// Reads a run's `metrics.jsonl`. Of two lines of one step the later holds.
+    /// Reads a run's `metrics.jsonl`. The later of two lines of a step applies.
     ///
     /// # Errors
-    /// `Error::Io` where the file is there and cannot be read.
+    /// `Error::Io` if the file exists but cannot be read.
     pub fn read(path: &Path) -> Result<(Self, ReadResult)> {
         let mut rows: BTreeMap<u64, Map<String, Value>> = BTreeMap::new();
         let result = lines::read(path, |mut row: Map<String, Value>, _| {
@@ -45,7 +45,7 @@ impl Scalars {
         Ok((scalars, result))
     }
 
-    /// Adds values of the newest step. A value that the step has already is replaced.
+    /// Adds values of the newest step. Existing values of the step are replaced.
     pub fn add(&mut self, step: u64, values: impl IntoIterator<Item = (String, f64)>) {
         if self.steps.last() != Some(&step) {
             self.steps.push(step);
@@ -59,10 +59,10 @@ impl Scalars {
         }
     }
 
-    /// Drops every second of the older points of long curves.
+    /// Drops every second older point of long curves.
     pub fn bound(&mut self) {
-        for curve in self.curves.values_mut().filter(|curve| curve.len() > POINTS) {
-            let (older, mut at) = (curve.len() - NEWEST, 0);
+        for curve in self.curves.values_mut().filter(|curve| curve.len() > MAX_POINTS) {
+            let (older, mut at) = (curve.len() - KEPT_POINTS, 0);
             curve.retain(|_| {
                 at += 1;
                 at > older || at % 2 == 0
@@ -70,7 +70,7 @@ impl Scalars {
         }
     }
 
-    /// The points of a metric, or where the name ends in `/`, of the first metric below it.
+    /// The points of a metric, or, for a name with a final `/`, of the first metric below it.
     pub fn curve(&self, name: &str) -> &[(f64, f64)] {
         let mut from = self.curves.range::<str, _>((Bound::Included(name), Bound::Unbounded));
         let first = from.next().filter(|(key, _)| *key == name || name.ends_with('/') && key.starts_with(name));
@@ -124,9 +124,9 @@ mod tests {
             scalars.bound();
         }
         let curve = scalars.curve("a");
-        assert!((POINTS / 2..=POINTS).contains(&curve.len()), "{}", curve.len());
+        assert!((MAX_POINTS / 2..=MAX_POINTS).contains(&curve.len()), "{}", curve.len());
         assert!(curve.windows(2).all(|pair| pair[0].0 < pair[1].0));
-        let newest = curve[curve.len() - NEWEST..].iter().map(|point| point.0 as u64);
-        assert!(newest.eq(10_000 - NEWEST as u64..10_000));
+        let newest = curve[curve.len() - KEPT_POINTS..].iter().map(|point| point.0 as u64);
+        assert!(newest.eq(10_000 - KEPT_POINTS as u64..10_000));
     }
 }

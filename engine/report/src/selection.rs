@@ -1,15 +1,15 @@
-//! Which groups a report shows.
+//! Selection of the groups of a report.
 
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Why a group was selected.
+/// Reason for the selection of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tag {
     /// The first or the last of the run.
     End,
-    /// Evenly between.
+    /// Evenly spaced.
     Even,
     /// Among the best mean rewards.
     Best,
@@ -19,11 +19,11 @@ pub enum Tag {
     Truncated,
     /// All its rewards are equal.
     NoSpread,
-    /// Its tokens were kept.
+    /// Its tokens were logged.
     Tokens,
 }
 
-/// What a selection needs to know of a group.
+/// Properties of a group for the selection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupFacts {
     /// Samples.
@@ -32,23 +32,23 @@ pub struct GroupFacts {
     pub truncated: usize,
     /// Mean of their rewards.
     pub mean: f64,
-    /// Whether there are several, with one reward.
+    /// True for several samples with one reward.
     pub no_spread: bool,
-    /// Whether its tokens were kept.
+    /// True if its tokens were logged.
     pub tokens: bool,
 }
 
-/// Selects whole groups of at most `most` samples together, at least one group: the ends, then one of each list in
-/// turn. Gives the groups by index, with every reason.
+/// Selects whole groups with at most `most` samples in all, at least one group: the ends, then one of each list in
+/// turn. Returns the groups by index, with all reasons.
 pub fn select(groups: &[GroupFacts], most: usize) -> BTreeMap<usize, BTreeSet<Tag>> {
-    let all: usize = groups.iter().map(|group| group.size).sum();
+    let total: usize = groups.iter().map(|group| group.size).sum();
     let mut selected: BTreeMap<usize, BTreeSet<Tag>> = BTreeMap::new();
-    if all <= most {
+    if total <= most {
         selected = (0..groups.len()).map(|at| (at, BTreeSet::new())).collect();
     }
     let mut lists: Vec<(Tag, std::vec::IntoIter<usize>)> =
         candidates(groups, most).into_iter().map(|(tag, list)| (tag, list.into_iter())).collect();
-    let mut taken = if all <= most { all } else { 0 };
+    let mut taken = if total <= most { total } else { 0 };
     while !lists.is_empty() {
         lists.retain_mut(|(tag, list)| {
             let Some(at) = list.next() else { return false };
@@ -65,8 +65,8 @@ pub fn select(groups: &[GroupFacts], most: usize) -> BTreeMap<usize, BTreeSet<Ta
     selected
 }
 
-/// For each reason the groups that have it, the most telling first, at most a fifth of what is selected each but for
-/// those evenly between.
+/// The groups of each reason, the most significant first: at most a fifth of the selection each, except
+/// the evenly spaced ones.
 fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
     let count = groups.len();
     if count == 0 {
@@ -89,8 +89,8 @@ fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
     truncated.truncate(fifth);
     let flat: Vec<usize> = (0..count).filter(|&at| groups[at].no_spread).collect();
     let flat = evenly(flat.len(), fifth).map(|at| flat[at]).collect();
-    let told: Vec<usize> = (0..count).filter(|&at| groups[at].tokens).collect();
-    let told = evenly(told.len(), fifth).map(|at| told[at]).collect();
+    let logged: Vec<usize> = (0..count).filter(|&at| groups[at].tokens).collect();
+    let logged = evenly(logged.len(), fifth).map(|at| logged[at]).collect();
     vec![
         (Tag::End, vec![0, count - 1]),
         (Tag::Even, evenly(count, most).collect()),
@@ -98,18 +98,18 @@ fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
         (Tag::Worst, worst),
         (Tag::Truncated, truncated),
         (Tag::NoSpread, flat),
-        (Tag::Tokens, told),
+        (Tag::Tokens, logged),
     ]
 }
 
-/// A number from 0 to 1 for each index, whose order puts any beginning of the indices evenly: multiples of the golden
+/// A low-discrepancy sequence from 0 to 1: the fractional parts of multiples of the golden
 /// ratio.
 pub fn scattered(at: usize) -> f64 {
     const GOLDEN: f64 = 0.618_033_988_749_894_9;
     (at as f64 * GOLDEN).fract()
 }
 
-/// Up to `most` of `count` indices in an order every beginning of which is spread evenly.
+/// Up to `most` of `count` indices in an order of which every prefix is evenly spread.
 fn evenly(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let at = move |k: usize| (scattered(k) * count as f64) as usize;
     let tries = if count == 0 { 0 } else { most.saturating_mul(2) };
@@ -160,8 +160,8 @@ mod tests {
         for tag in [Tag::Best, Tag::Worst, Tag::NoSpread] {
             let tagged = selected.iter().filter(|(_, tags)| tags.contains(&tag));
             let late = tagged.clone().filter(|(at, _)| **at >= 500).count();
-            let all = tagged.count();
-            assert!(late >= all / 4 && late <= all - all / 4, "{tag:?}: {late} of {all}");
+            let total = tagged.count();
+            assert!(late >= total / 4 && late <= total - total / 4, "{tag:?}: {late} of {total}");
         }
     }
 

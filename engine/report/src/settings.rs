@@ -1,4 +1,4 @@
-//! A run's configuration as pairs of key and value, and which runs repeat each other.
+//! A run's configuration as pairs of key and value, and repeated runs.
 
 use firebrick_engine::{Error, Result};
 use serde_json::{Map, Value};
@@ -11,11 +11,11 @@ pub type Settings = BTreeMap<String, String>;
 pub fn settings(yaml: &str) -> Result<Settings> {
     let root: Value =
         serde_saphyr::from_str(yaml).map_err(|e| Error::Config(format!("config.yaml is not YAML: {e}")))?;
-    let mut found = Settings::new();
+    let mut settings = Settings::new();
     if let Value::Object(root) = &root {
-        flatten(root, "", &mut found);
+        flatten(root, "", &mut settings);
     }
-    Ok(found)
+    Ok(settings)
 }
 
 fn flatten(section: &Map<String, Value>, prefix: &str, into: &mut Settings) {
@@ -33,17 +33,16 @@ fn flatten(section: &Map<String, Value>, prefix: &str, into: &mut Settings) {
     }
 }
 
-/// The index of the first run that each one repeats: itself, or one whose settings differ only in seeds and in
+/// The index of the first run that each run repeats: itself, or one with equal settings except seeds and
 /// `output`.
 pub fn repeats(runs: &[Settings]) -> Vec<usize> {
-    let own = |settings: &Settings| -> Settings {
-        let mut own = settings.clone();
-        own.retain(|key, _| key != "output" && key.rsplit('.').next() != Some("seed"));
-        own
+    let comparable = |settings: &Settings| -> Settings {
+        let is_compared = |key: &str| key != "output" && key.rsplit('.').next() != Some("seed");
+        settings.iter().filter(|(key, _)| is_compared(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
     };
-    let own: Vec<Settings> = runs.iter().map(own).collect();
-    let first = |at: usize| own.iter().position(|other| *other == own[at]);
-    (0..own.len()).map(|at| first(at).unwrap_or(at)).collect()
+    let runs: Vec<Settings> = runs.iter().map(comparable).collect();
+    let first = |(at, run): (usize, &Settings)| runs.iter().position(|other| other == run).unwrap_or(at);
+    runs.iter().enumerate().map(first).collect()
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Texts of samples, cut where they are long.
+//! Texts of samples, cut if they are long.
 
 use serde::{Serialize, Serializer};
 
-/// Of a text that is cut, the share that is kept from its end, where the answer of a completion is.
+/// Fraction of a cut text that comes from its end, which has the answer of a completion.
 const TAIL_SHARE: f64 = 0.4;
 
-/// A text, whole or its beginning and its end.
+/// A complete text, or its beginning and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
     /// All of it.
@@ -14,7 +14,7 @@ pub enum Text {
     Cut {
         /// Its beginning.
         head: String,
-        /// Characters between.
+        /// Omitted characters.
         left_out: usize,
         /// Its end.
         tail: String,
@@ -22,7 +22,7 @@ pub enum Text {
 }
 
 impl Text {
-    /// Cuts a text that takes more than `most` bytes as JSON.
+    /// Cuts a text of more than `most` bytes as JSON.
     pub fn new(text: &str, most: usize) -> Self {
         let mut bytes = 0;
         let fits = text.chars().all(|c| {
@@ -43,7 +43,7 @@ impl Text {
         }
     }
 
-    /// The text, with a mark in place of what is left out.
+    /// The text, with a mark for the omitted part.
     pub fn joined(self) -> String {
         match self {
             Self::Whole(text) => text,
@@ -61,7 +61,7 @@ pub fn cost(c: char) -> usize {
     }
 }
 
-/// Length in bytes of the longest run of characters that costs no more than `most`.
+/// Length in bytes of the longest prefix that costs at most `most`.
 fn prefix(chars: impl Iterator<Item = char>, most: usize) -> usize {
     let mut left = most;
     let within = chars.take_while(|&c| {

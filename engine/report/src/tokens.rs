@@ -1,4 +1,4 @@
-//! `tokens.jsonl`: what a report shows of the tokens of completions.
+//! `tokens.jsonl`: tokens of completions in a report.
 
 use super::lines::{self, Lines, ReadResult, Span};
 use super::numbers::Number;
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-/// Bytes of the tokens in a report, of all runs together.
+/// Bytes of all tokens in a report.
 pub const TOKEN_BYTES: usize = 1_500_000;
 
-/// Bytes that a completion's tokens are given at least; with many completions fewer have theirs shown.
-const LEAST_BYTES: usize = 8_000;
+/// Fewest bytes of a completion's tokens; of many completions, fewer show theirs.
+const MIN_BYTES: usize = 8_000;
 
-/// Bytes of a token's numbers in the data block, roughly.
-const NUMBERS: usize = 27;
+/// Approximate bytes of a token's numbers in the data block.
+const NUMBER_BYTES: usize = 27;
 
 /// Significant digits of a token's numbers.
 const DIGITS: usize = 3;
@@ -25,54 +25,54 @@ const DIGITS: usize = 3;
 /// A completion: step, draw, index in its group.
 pub type CompletionKey = (u64, u64, u64);
 
-/// The tokens of a completion: lists with an entry a token.
+/// The tokens of a completion: lists with an entry per token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokensView {
     /// The characters that each token adds to the text.
     pub pieces: Vec<String>,
-    /// Log-prob under the distribution that the token was drawn from.
+    /// Log-prob under the sampling distribution.
     pub sampler: Vec<Number>,
-    /// Log-prob as the trainer computes it, where it does.
+    /// Log-prob of the trainer, if it computes it.
     pub trainer: Option<Vec<Number>>,
-    /// The trainer's probability less the sampler's.
+    /// The trainer's probability minus the sampler's.
     pub mismatch: Option<Vec<Number>>,
     /// Advantage.
     pub advantage: OneOrEach,
-    /// Tokens that are not trained on, by index.
+    /// Indices of tokens that are not trained on.
     pub masked: Vec<usize>,
-    /// Tokens behind these that are not in the report.
+    /// Further tokens that the report omits.
     pub left_out: usize,
 }
 
-/// One number for all tokens, or one each.
+/// One number for all tokens, or one per token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum OneOrEach {
-    /// All tokens have it.
+    /// The number of all tokens.
     One(Number),
-    /// One a token.
+    /// One per token.
     Each(Vec<Number>),
 }
 
-/// Where the file has which completion, and which of them a report shows.
+/// Positions of completions in the file, and the limit of shown tokens.
 #[derive(Debug, Default)]
 pub struct TokenIndex {
     spans: HashMap<CompletionKey, Span>,
-    /// Bytes for each completion.
+    /// Bytes per completion.
     room: usize,
 }
 
 #[derive(Deserialize)]
 struct TokenSummary {
     step: u64,
-    /// None on the first line.
+    /// Absent on the first line.
     draw: Option<u64>,
     #[serde(default)]
     sample: u64,
 }
 
 impl TokenIndex {
-    /// Reads where which completion is.
+    /// Reads the positions of completions.
     pub fn read(path: &Path) -> Result<(Self, ReadResult)> {
         let mut spans = HashMap::new();
         let result = lines::read(path, |line: TokenSummary, span| {
@@ -84,18 +84,18 @@ impl TokenIndex {
         Ok((Self { spans, room: 0 }, result))
     }
 
-    /// Completions whose tokens there are.
+    /// Number of completions with tokens.
     pub fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// The groups, by step and draw, that have any.
+    /// The groups with tokens, by step and draw.
     pub fn groups(&self) -> BTreeSet<(u64, u64)> {
         let keys = self.spans.keys();
         keys.map(|(step, draw, _)| (*step, *draw)).collect()
     }
 
-    /// Keeps those of some groups, and of these as many as have room, spread evenly.
+    /// Keeps completions of `groups`, evenly spread, up to `room` bytes.
     pub fn keep(&mut self, groups: &BTreeSet<(u64, u64)>, room: usize) {
         self.spans.retain(|(step, draw, _), _| groups.contains(&(*step, *draw)));
         let mut sizes: BTreeMap<(u64, u64), usize> = BTreeMap::new();
@@ -104,7 +104,7 @@ impl TokenIndex {
         }
         let mut sizes: Vec<_> = sizes.into_iter().enumerate().collect();
         sizes.sort_by(|(a, _), (b, _)| scattered(*a).total_cmp(&scattered(*b)));
-        let (most, mut taken) = ((room / LEAST_BYTES).max(1), 0);
+        let (most, mut taken) = ((room / MIN_BYTES).max(1), 0);
         let kept: BTreeSet<(u64, u64)> = sizes
             .into_iter()
             .map(|(_, group)| group)
@@ -119,14 +119,14 @@ impl TokenIndex {
         self.room = room / self.spans.len().max(1);
     }
 
-    /// The tokens of a completion, as many of the first as have room.
+    /// The first tokens of a completion, up to its bytes.
     pub fn tokens(&self, key: CompletionKey, lines: &mut Lines) -> Option<TokensView> {
         let record: TokenRecord = lines.at(*self.spans.get(&key)?)?;
         let mut left = self.room;
         let within = record.pieces.iter().take_while(|piece| {
-            let own = NUMBERS + piece.chars().map(cost).sum::<usize>();
-            let fits = own <= left;
-            left = left.saturating_sub(own);
+            let bytes = NUMBER_BYTES + piece.chars().map(cost).sum::<usize>();
+            let fits = bytes <= left;
+            left = left.saturating_sub(bytes);
             fits
         });
         let count = within.count();
@@ -137,7 +137,7 @@ impl TokenIndex {
             sampler: numbers(&record.sampler_logp),
             trainer: record.trainer_logp.as_deref().map(numbers),
             mismatch: record.mismatch.as_deref().map(numbers),
-            advantage: OneOrEach::of(numbers(&record.advantage)),
+            advantage: OneOrEach::new(numbers(&record.advantage)),
             masked: masked.filter(|(_, kept)| **kept == 0).map(|(at, _)| at).collect(),
             left_out: record.tokens.saturating_sub(count),
             pieces: record.pieces.into_iter().take(count).collect(),
@@ -146,7 +146,7 @@ impl TokenIndex {
 }
 
 impl OneOrEach {
-    fn of(each: Vec<Number>) -> Self {
+    fn new(each: Vec<Number>) -> Self {
         match each.first() {
             Some(first) if each.iter().all(|other| other == first) => Self::One(*first),
             _ => Self::Each(each),

@@ -1,4 +1,4 @@
-//! A run as it is shown while it runs, in bounded room: what its events or its folder said.
+//! State of a live view, in bounded memory, from a run's events or folder.
 
 use super::excerpt::{Excerpt, Pick};
 use super::memory::MemoryHistory;
@@ -11,10 +11,10 @@ use firebrick_engine::metrics::Metrics;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Bytes of a prompt or a completion that are kept.
-const LONGEST: usize = 4000;
-/// Notes that are kept.
-const NOTES: usize = 200;
+/// Longest kept prompt or completion, in bytes.
+const MAX_TEXT_BYTES: usize = 4000;
+/// Most kept notes.
+const MAX_NOTES: usize = 200;
 
 /// Seconds of a step, in metrics.
 const STEP_SECONDS: &str = "timing_s/step";
@@ -33,56 +33,56 @@ pub struct RunView {
     pub steps: Option<u64>,
     /// The step of the warm-up, its steps, its loss.
     pub warm_up: Option<(u64, u64, Option<f64>)>,
-    /// The phase that runs, and when it began.
+    /// The running phase, and its start.
     pub phase: Option<(&'static str, Duration)>,
     /// Steps after which the run ended.
     pub ended: Option<u64>,
     /// Metrics by step.
     pub scalars: Scalars,
-    /// What the plan predicts.
+    /// Predictions of the plan.
     pub planned: Option<Planned>,
     /// Readings of phases.
     pub memory: MemoryHistory,
-    /// Samples of the newest step that has any, the newest first.
+    /// Samples of the newest step with samples, the newest first.
     pub samples: Vec<ShownSample>,
     /// Notes, the oldest first.
     pub notes: VecDeque<Note>,
     /// Warnings so far.
     pub warnings: usize,
-    /// What the run's graders read in completions.
+    /// Reader of answers in completions.
     pub reader: AnswerReader,
-    /// Whether a metric is kept.
+    /// Returns true for metrics to keep.
     keeps: fn(&str) -> bool,
-    /// When the newest step ended.
+    /// End of the newest step.
     stepped: Duration,
 }
 
 /// A message of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Whether somebody should look at it.
+    /// True for a warning.
     pub warning: bool,
     /// The text.
     pub text: String,
-    /// Finished steps when it came last.
+    /// Finished steps at its last occurrence.
     pub step: u64,
-    /// How often it came.
+    /// Number of occurrences.
     pub count: usize,
 }
 
-/// A sample as it is shown.
+/// A shown sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShownSample {
-    /// Why.
+    /// Reason.
     pub pick: Pick,
-    /// The sample, long texts cut.
+    /// The sample, with long texts cut.
     pub excerpt: Excerpt,
-    /// What the grader read in it, by the rule's name.
+    /// The answers in it, by the rule's name.
     pub read: Vec<(String, Option<String>)>,
 }
 
 impl RunView {
-    /// A run of which nothing is known yet. Of its metrics those are kept that `keeps` names.
+    /// An empty view, which keeps the metrics that `keeps` selects.
     pub fn new(keeps: fn(&str) -> bool) -> Self {
         Self {
             name: String::new(),
@@ -104,7 +104,7 @@ impl RunView {
         }
     }
 
-    /// Applies an update that came `now`, as time since the view began.
+    /// Applies an update at the time `now` since the view began.
     pub fn apply(&mut self, update: ViewUpdate, now: Duration) {
         match update {
             ViewUpdate::Opened { name, mode, task, steps } => {
@@ -135,7 +135,7 @@ impl RunView {
         }
     }
 
-    /// The value of a metric in the newest step; of a validation's metric, in the newest step that has it.
+    /// The value of a metric in the newest step; of a validation metric, in the newest step with one.
     pub fn value(&self, name: &str) -> Option<f64> {
         self.scalars.since(if name.starts_with("val") { 0 } else { self.step }, name)
     }
@@ -166,18 +166,18 @@ impl RunView {
             }
             _ => self.notes.push_back(Note { warning, text, step, count: 1 }),
         }
-        if self.notes.len() > NOTES {
+        if self.notes.len() > MAX_NOTES {
             self.notes.pop_front();
         }
     }
 
-    /// What the grader read is read from the whole completion; what is kept of it is cut.
+    /// Reads answers in the complete text, then cuts it.
     fn shown(&self, pick: Pick, mut excerpt: Excerpt) -> ShownSample {
-        let read = self.reader.read(&excerpt.completion).into_iter();
+        let read = self.reader.read(&excerpt).into_iter();
         let read = read.map(|(name, text)| (name, text.map(Text::joined))).collect();
         for text in [&mut excerpt.prompt, &mut excerpt.completion, &mut excerpt.answer] {
-            if text.len() > LONGEST {
-                *text = Text::new(text, LONGEST).joined();
+            if text.len() > MAX_TEXT_BYTES {
+                *text = Text::new(text, MAX_TEXT_BYTES).joined();
             }
         }
         ShownSample { pick, excerpt, read }

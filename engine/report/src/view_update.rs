@@ -11,23 +11,23 @@ use firebrick_sampler::FinishReason;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Something that a view did not know.
+/// An update of a view.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ViewUpdate {
-    /// Which run it is. What was said of another one, or of an earlier session, no longer holds.
+    /// A run starts or resumes; earlier updates no longer apply.
     Opened {
         /// The run folder's name.
         name: String,
-        /// Which kind of training.
+        /// Kind of training.
         mode: Mode,
-        /// Its task, whose graders say what they read.
+        /// Its task, for reading answers.
         task: Option<TaskConfig>,
-        /// Steps of the whole run, where they are known.
+        /// Steps of the whole run, if known.
         steps: Option<u64>,
     },
     /// The plan in force.
     Planned(Planned),
-    /// The phase that runs now.
+    /// The running phase.
     Phase {
         /// The step that it belongs to; 0 before the first.
         step: u64,
@@ -47,32 +47,32 @@ pub enum ViewUpdate {
     Metrics {
         /// Finished steps.
         step: u64,
-        /// Steps of the whole run, where they are known.
+        /// Steps of the whole run, if known.
         steps: Option<u64>,
-        /// Values by name; those that are no numbers are left out.
+        /// Values by name; without those that are not finite.
         metrics: Metrics,
     },
     /// Samples of the newest step, the newest first.
     Samples {
         /// The step.
         step: u64,
-        /// Why each is shown, and what it is.
+        /// Each with the reason for showing it.
         samples: Vec<(Pick, Excerpt)>,
     },
     /// Readings at the ends of phases.
     Memory(Vec<LedgerEntry>),
-    /// Something to be read, which is no cause for worry.
+    /// An informational message.
     Note(String),
     /// A warning or an error.
     Warning(String),
-    /// The run has ended, after so many steps.
+    /// The run has ended.
     Ended {
         /// Finished steps.
         steps: u64,
     },
 }
 
-/// What a plan predicts, as far as a view shows it.
+/// Predictions of a plan that a view shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planned {
     /// Predicted peak.
@@ -84,7 +84,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Reads a run folder's `plan.json`; none where it cannot be read.
+    /// Reads a run folder's `plan.json`; `None` if it cannot be read.
     pub fn read(folder: &Path) -> Option<Self> {
         let text = std::fs::read(folder.join("plan.json")).ok()?;
         let report: PlanReport = serde_json::from_slice(&text).ok()?;
@@ -98,8 +98,8 @@ impl Planned {
 }
 
 impl ViewUpdate {
-    /// A run of this kind in a folder begins. A configuration of another version is none: how long the run is to be, and
-    /// what graders read, is unknown then.
+    /// The start of a run in a folder. A configuration of another version is `None`: then steps and
+    /// answers are unknown.
     pub fn opened(folder: &Path, mode: Mode, config: Option<&RunConfig>) -> Self {
         let steps = |config: &RunConfig| match mode {
             Mode::Rl => Some(config.trainer.steps),
@@ -109,14 +109,14 @@ impl ViewUpdate {
         Self::Opened { name: name(folder), mode, task, steps: config.and_then(steps) }
     }
 
-    /// What an event of a run of this kind says. The plan is read from the run folder.
+    /// Updates of an event. The plan is read from the run folder.
     pub fn of_event(event: &Event<'_>, mode: Mode, folder: &Path) -> Vec<Self> {
         let planned = || Planned::read(folder).map(Self::Planned).into_iter();
         match event {
             Event::Ready { device, params, trainable, resumed_from, filtered, validation, .. } => {
-                let of = if trainable < params { format!("{trainable} of ") } else { String::new() };
+                let part = if trainable < params { format!("{trainable} of ") } else { String::new() };
                 let messages = [
-                    Some(Self::Note(format!("training {of}{params} parameters on {device}"))),
+                    Some(Self::Note(format!("training {part}{params} parameters on {device}"))),
                     (*resumed_from > 0).then(|| Self::Note(format!("resumed after step {resumed_from}"))),
                     (*filtered > 0).then(|| {
                         Self::Warning(format!(
@@ -165,7 +165,7 @@ fn saved(path: &Path) -> String {
     format!("saved {}", name.unwrap_or_else(|| path.display().to_string().into()))
 }
 
-/// Those samples of a step that are shown.
+/// The shown samples of a step.
 fn samples(step: u64, report: &RolloutReport) -> Vec<(Pick, Excerpt)> {
     let rows = report.rollouts.iter();
     let rows: Vec<(u64, f64)> = rows.map(|r| (r.prompt_index, r.reward.unwrap_or(f64::NAN))).collect();

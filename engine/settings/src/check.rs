@@ -1,4 +1,4 @@
-//! What a schema does not allow in a value, in the words of this program.
+//! Violations of a schema by a value, in the words of this program.
 
 use crate::schema::{SAME_AS, alternatives, schema_of};
 use regex::Regex;
@@ -11,22 +11,21 @@ pub(crate) const BOUNDS: [(&str, &str); 4] =
     [("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below")];
 
 /// Most known names that a message lists.
-const MOST_NAMES: usize = 40;
+const MAX_NAMES: usize = 40;
 
 /// Something that a schema does not allow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Violation {
     /// JSON pointer of the value.
     pub pointer: String,
-    /// Whether it is about the key and not about its value.
+    /// True if it is about the key and not about its value.
     pub at_key: bool,
-    /// What was expected, what was found; it begins with the dotted path.
+    /// Expectation and finding; it begins with the dotted path.
     pub message: String,
 }
 
 impl Violation {
     /// The dotted path of the value, and the message without it.
-    #[must_use]
     pub fn parts(&self) -> (String, &str) {
         let path = path(&self.pointer);
         let detail = self.message.strip_prefix(&path).unwrap_or(&self.message);
@@ -36,19 +35,16 @@ impl Violation {
 
 /// All violations of a schema of [`schema_of`]: unknown keys, wrong types, unknown values, numbers out of their range,
 /// and keys that have no effect beside the others.
-#[must_use]
 pub fn violations(schema: &Value, value: &Value) -> Vec<Violation> {
     walk(schema, value, "")
 }
 
 /// The violations of settings in code, whose NaN and infinities are null.
-#[must_use]
 pub fn violations_of<T: JsonSchema + Serialize>(settings: &T) -> Vec<Violation> {
     violations(&schema_of::<T>(), &serde_json::to_value(settings).unwrap_or_default())
 }
 
-/// Whether a value turns something on: it is not null, false or 0.
-#[must_use]
+/// True if a value turns something on: it is not null, false or 0.
 pub fn is_on(value: &Value) -> bool {
     !matches!(value, Value::Null | Value::Bool(false)) && value.as_f64() != Some(0.0)
 }
@@ -96,8 +92,8 @@ fn walk(schema: &Value, value: &Value, at: &str) -> Vec<Violation> {
 }
 
 /// The violations of the alternative that a value comes closest to.
-fn closest(all: impl Iterator<Item = Vec<Violation>>) -> Vec<Violation> {
-    all.min_by_key(Vec::len).unwrap_or_default()
+fn closest(options: impl Iterator<Item = Vec<Violation>>) -> Vec<Violation> {
+    options.min_by_key(Vec::len).unwrap_or_default()
 }
 
 fn types(schema: &Value) -> Vec<&str> {
@@ -107,7 +103,7 @@ fn types(schema: &Value) -> Vec<&str> {
     }
 }
 
-/// Whether a value has a type that a schema takes; one without a type takes any.
+/// True if a value has a type that a schema takes; one without a type takes any.
 fn takes(schema: &Value, value: &Value) -> bool {
     let types = types(schema);
     let is_of = |kind: &&str| match *kind {
@@ -140,7 +136,7 @@ fn type_names(options: &[&Value]) -> Vec<&'static str> {
 
 fn bound(schema: &Value, value: &Value, at: &str) -> Option<Violation> {
     let number = value.as_f64()?;
-    let broken = BOUNDS.into_iter().find_map(|(word, said)| {
+    let broken = BOUNDS.into_iter().find_map(|(word, words)| {
         let limit = &schema[word];
         let bound = limit.as_f64()?;
         let holds = match word {
@@ -150,7 +146,7 @@ fn bound(schema: &Value, value: &Value, at: &str) -> Option<Violation> {
             _ => number < bound,
         };
         let because = schema["x-because"].as_str().map_or_else(String::new, |because| format!(": {because}"));
-        (!holds).then(|| format!(" must be {said} {limit}, found {value}{because}"))
+        (!holds).then(|| format!(" must be {words} {limit}, found {value}{because}"))
     });
     broken.map(|what| wrong(at, &what))
 }
@@ -187,14 +183,14 @@ fn nearest(name: &str, known: &[String]) -> String {
     let closeness = |known: &&String| strsim::jaro_winkler(known, name);
     let best = known.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b)));
     let Some(best) = best else { return String::new() };
-    let listed: Vec<&str> = known.iter().take(MOST_NAMES).map(String::as_str).collect();
-    let more = if known.len() > MOST_NAMES { ", …" } else { "" };
+    let listed: Vec<&str> = known.iter().take(MAX_NAMES).map(String::as_str).collect();
+    let more = if known.len() > MAX_NAMES { ", …" } else { "" };
     format!("; did you mean `{best}`? Known: {}{more}", listed.join(", "))
 }
 
 fn entries(schema: &Value, list: &[Value], at: &str) -> Vec<Violation> {
-    if let Some(found) = count(schema, ["minItems", "maxItems"], list.len(), at) {
-        return vec![found];
+    if let Some(violation) = count(schema, ["minItems", "maxItems"], list.len(), at) {
+        return vec![violation];
     }
     let entries = list.iter().enumerate();
     entries.flat_map(|(nr, entry)| walk(&schema["items"], entry, &below(at, &nr.to_string()))).collect()
@@ -204,9 +200,9 @@ fn entries(schema: &Value, list: &[Value], at: &str) -> Vec<Violation> {
 fn count(schema: &Value, [least, most]: [&str; 2], len: usize, at: &str) -> Option<Violation> {
     let bound = |word: &str| Some(schema[word].as_u64()? as usize);
     let few = bound(least).filter(|least| len < *least).map(|least| ("at least", least));
-    let (said, limit) = few.or_else(|| bound(most).filter(|most| len > *most).map(|most| ("at most", most)))?;
+    let (words, limit) = few.or_else(|| bound(most).filter(|most| len > *most).map(|most| ("at most", most)))?;
     let entries = if limit == 1 { "entry" } else { "entries" };
-    Some(wrong(at, &format!(" must have {said} {limit} {entries}, found {len}")))
+    Some(wrong(at, &format!(" must have {words} {limit} {entries}, found {len}")))
 }
 
 /// A section: of those that a key of it names by a constant, the one with that name.
@@ -215,7 +211,8 @@ fn section_of(fitting: &[&Value], map: &Map<String, Value>, at: &str) -> Vec<Vio
         let properties = one["properties"].as_object()?;
         properties.iter().find_map(|(name, key)| Some((name.clone(), key["const"].as_str()?.to_owned())))
     };
-    let is_named = |one: &&&Value| tag(one).is_none_or(|(name, kind)| map.get(&name).is_some_and(|own| *own == *kind));
+    let is_named =
+        |one: &&&Value| tag(one).is_none_or(|(name, kind)| map.get(&name).is_some_and(|named| *named == *kind));
     if fitting.iter().any(|one| is_named(&one)) {
         return closest(fitting.iter().filter(is_named).map(|one| section(one, map, at)));
     }
@@ -229,35 +226,35 @@ fn section_of(fitting: &[&Value], map: &Map<String, Value>, at: &str) -> Vec<Vio
 fn section(schema: &Value, map: &Map<String, Value>, at: &str) -> Vec<Violation> {
     let none = Map::new();
     let properties = schema["properties"].as_object().unwrap_or(&none);
-    let mut found = Vec::from_iter(count(schema, ["minProperties", "maxProperties"], map.len(), at));
+    let mut violations = Vec::from_iter(count(schema, ["minProperties", "maxProperties"], map.len(), at));
     for (name, value) in map {
         let key = below(at, name);
         match properties.get(name) {
-            Some(own) => {
-                let mut wrongs = walk(own, value, &key);
+            Some(schema_of_key) => {
+                let mut wrongs = walk(schema_of_key, value, &key);
                 for wrong in wrongs.iter_mut().filter(|wrong| wrong.at_key && !at.is_empty()) {
                     let inner = wrong.pointer.strip_prefix(&key).and_then(|inner| inner.strip_prefix('/'));
                     if let Some(inner) = inner.filter(|inner| properties.contains_key(*inner)) {
                         wrong.message = format!("{}.{inner}: unknown key; set it only in `{}`", path(&key), path(at));
                     }
                 }
-                let idle = idle(own, value, properties, map).filter(|_| wrongs.is_empty());
-                found.extend(wrongs);
-                found.extend(
+                let idle = idle(schema_of_key, value, properties, map).filter(|_| wrongs.is_empty());
+                violations.extend(wrongs);
+                violations.extend(
                     idle.map(|(other, with)| wrong(&key, &format!(" requires {}{with}", path(&below(at, other))))),
                 );
             }
             None if schema["additionalProperties"] == false => {
                 let known: Vec<String> = properties.keys().cloned().collect();
-                found.push(at_key(key, at, &format!("unknown key `{name}`{}", nearest(name, &known))));
+                violations.push(at_key(key, at, &format!("unknown key `{name}`{}", nearest(name, &known))));
             }
-            None => found.extend(walk(&schema["additionalProperties"], value, &key)),
+            None => violations.extend(walk(&schema["additionalProperties"], value, &key)),
         }
     }
     let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let absent = required.filter(|name| !map.contains_key(*name));
-    found.extend(absent.map(|name| missing(at, name)));
-    found
+    violations.extend(absent.map(|name| missing(at, name)));
+    violations
 }
 
 /// The key that another must go with to have an effect, and what it should be, where it is not that and the other is
@@ -290,14 +287,14 @@ fn idle<'s>(
 /// Names joined as `a, b or c`.
 fn one_of(names: &[String]) -> String {
     match names {
-        [all @ .., last] if !all.is_empty() => format!("{} or {last}", all.join(", ")),
-        all => all.concat(),
+        [rest @ .., last] if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        names => names.concat(),
     }
 }
 
 fn is_default(key: &Value, value: &Value) -> bool {
     match (value, &key["default"]) {
-        (Value::Object(map), _) => map.iter().all(|(name, own)| is_default(&key["properties"][name], own)),
+        (Value::Object(map), _) => map.iter().all(|(name, value)| is_default(&key["properties"][name], value)),
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
         (value, default) => value == default,
     }

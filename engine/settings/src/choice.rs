@@ -33,8 +33,8 @@ fn default_keys<T: Default + Serialize>() -> Vec<(String, Value)> {
     }
 }
 
-/// Adds the keys of an internally tagged enum to the schema of a section, behind the key `after`: the name of a variant,
-/// with the enum's documentation, and the settings of all variants, each with those that it goes with.
+/// Adds the keys of an internally tagged enum to the schema of a section, behind the key `after`: the name of a
+/// variant, with the enum's documentation, and the settings of all variants, each with those that it goes with.
 pub fn add_choice<T: Default + JsonSchema + Serialize>(schema: &mut Schema, after: &str) {
     let union = derived::<T>();
     let Some((tag, default)) = default_keys::<T>().into_iter().next() else { return };
@@ -42,12 +42,12 @@ pub fn add_choice<T: Default + JsonSchema + Serialize>(schema: &mut Schema, afte
     for variant in union["oneOf"].as_array().into_iter().flatten() {
         let mut name = variant["properties"][&tag].clone();
         for word in ["description", "x-alias"] {
-            if let Some(said) = variant.get(word) {
-                name[word] = said.clone();
+            if let Some(text) = variant.get(word) {
+                name[word] = text.clone();
             }
         }
-        for (key, own) in variant["properties"].as_object().into_iter().flatten().filter(|(key, _)| **key != tag) {
-            let setting = settings.entry(key).or_insert_with(|| own.clone());
+        for (key, schema) in variant["properties"].as_object().into_iter().flatten().filter(|(key, _)| **key != tag) {
+            let setting = settings.entry(key).or_insert_with(|| schema.clone());
             if let Some(setting) = setting.as_object_mut() {
                 let with = setting.entry("x-with").or_insert_with(|| json!({&tag: []}));
                 with[&tag].as_array_mut().into_iter().for_each(|with| with.push(name["const"].clone()));

@@ -11,7 +11,6 @@ pub(crate) const SAME_AS: &str = "x-same-as";
 
 /// The JSON Schema (draft 7, without references) of a type. A key has the default of its place: `critic.optim.lr` that
 /// of `critic`, not of the optimizer's type.
-#[must_use]
 pub fn schema_of<T: JsonSchema>() -> Value {
     let mut schema = derived::<T>();
     tidy(&mut schema);
@@ -74,26 +73,26 @@ fn add_names_of_keys(properties: &mut Map<String, Value>) {
     }
 }
 
-fn add_names_of_values(all: &mut Vec<Value>) {
+fn add_names_of_values(values: &mut Vec<Value>) {
     let aliased = |one: &mut Value| Some((one["const"].as_str()?.to_owned(), one.as_object_mut()?.remove(ALIAS)?));
-    let aliased: Vec<(String, Value)> = all.iter_mut().filter_map(aliased).collect();
+    let aliased: Vec<(String, Value)> = values.iter_mut().filter_map(aliased).collect();
     for (value, others) in aliased {
-        all.extend(others.as_array().into_iter().flatten().map(|other| {
+        values.extend(others.as_array().into_iter().flatten().map(|other| {
             json!({"type": "string", "const": other, "description": format!("The same as `{value}`."), SAME_AS: value})
         }));
     }
 }
 
-/// What a value may be: the alternatives of a schema and of those below them, or the schema itself.
+/// The alternatives of a schema and of those below them, or the schema itself.
 pub(crate) fn alternatives(schema: &Value) -> Vec<&Value> {
     let below = ["anyOf", "oneOf"].iter().find_map(|word| schema.get(word)?.as_array());
-    below.map_or_else(|| vec![schema], |all| all.iter().flat_map(alternatives).collect())
+    below.map_or_else(|| vec![schema], |options| options.iter().flat_map(alternatives).collect())
 }
 
 /// The alternatives that are sections with known keys.
 pub(crate) fn sections(schema: &Value) -> Vec<&Map<String, Value>> {
-    let all = alternatives(schema).into_iter().filter_map(Value::as_object);
-    all.filter(|one| one.contains_key("properties")).collect()
+    let objects = alternatives(schema).into_iter().filter_map(Value::as_object);
+    objects.filter(|one| one.contains_key("properties")).collect()
 }
 
 /// Fills in the defaults of keys that the sections of a value leave out. A type's own default can be another than that
@@ -102,7 +101,7 @@ pub fn lay_defaults(schema: &Value, value: &mut Value) {
     let (&[section], Value::Object(map)) = (&sections(schema)[..], value) else { return };
     for (name, key) in section["properties"].as_object().into_iter().flatten() {
         match (map.get_mut(name), key.get("default")) {
-            (Some(own), _) => lay_defaults(key, own),
+            (Some(written), _) => lay_defaults(key, written),
             (None, Some(default)) if !default.is_null() => drop(map.insert(name.clone(), default.clone())),
             _ => {}
         }

@@ -16,7 +16,7 @@ struct Section {
     #[serde(flatten, deserialize_with = "flat_choice")]
     #[schemars(skip)]
     shape: Shape,
-    /// Whether it is filled.
+    /// True if it is filled.
     filled: bool,
     /// Color of the filling.
     #[schemars(extend("x-with" = "filled"))]
@@ -83,8 +83,8 @@ fn with_shape(schema: &mut Schema) {
     schema.insert("additionalProperties".to_owned(), false.into());
 }
 
-fn found(value: &Value) -> Vec<String> {
-    violations(&schema_of::<Section>(), value).into_iter().map(|own| own.message).collect()
+fn messages(value: &Value) -> Vec<String> {
+    violations(&schema_of::<Section>(), value).into_iter().map(|violation| violation.message).collect()
 }
 
 #[test]
@@ -94,10 +94,10 @@ fn the_settings_of_a_variant_stand_beside_its_name() {
     assert_eq!(read(json!({"shape": "point", "radius": 2})).shape, Shape::Point);
     let written = serde_json::to_value(read(json!({"shape": "disc"}))).expect("a value");
     assert_eq!(written, json!({"name": "", "shape": "circle", "radius": 0.0, "filled": false, "color": null}));
-    let all = keys(&schema_of::<Section>());
-    let paths: Vec<&str> = all.iter().map(|key| key.path.as_str()).collect();
+    let keys = keys(&schema_of::<Section>());
+    let paths: Vec<&str> = keys.iter().map(|key| key.path.as_str()).collect();
     assert_eq!(paths, ["name", "shape", "radius", "filled", "color", "part", "part.sizes", "part.count"]);
-    assert_eq!(all[2].with, Some(("shape".to_owned(), vec!["circle".to_owned()])));
+    assert_eq!(keys[2].with, Some(("shape".to_owned(), vec!["circle".to_owned()])));
 }
 
 #[test]
@@ -113,11 +113,11 @@ fn every_mistake_says_what_was_expected_and_what_was_found() {
         (json!({"part": {"size": 3}}), "part: unknown key `size`; did you mean `sizes`? Known: sizes, count"),
         (json!({"part": 3}), "part must be a section or null, found 3"),
     ] {
-        assert_eq!(found(&value), [message]);
+        assert_eq!(messages(&value), [message]);
     }
     for fine in [json!({"shape": "disc", "radius": 2}), json!({"shape": "point", "radius": 0}), json!({"color": null})]
     {
-        assert_eq!(found(&fine), [""; 0]);
+        assert_eq!(messages(&fine), [""; 0]);
     }
 }
 

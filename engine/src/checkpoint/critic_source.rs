@@ -1,4 +1,4 @@
-//! Where a critic's weights come from, and the folder that keeps them.
+//! Source of a critic's weights, and their folder in a checkpoint.
 
 use crate::checkpoint::PolicySource;
 use crate::checkpoint::policy_source::checkpoint_of;
@@ -7,31 +7,31 @@ use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_models::checkpoint::{ExportOptions, WholeModel, export};
-use firebrick_models::decoder::RankPart;
+use firebrick_models::decoder::RankShard;
 use firebrick_models::{Arch, Checkpoint, Decoder};
 use std::path::Path;
 
 /// Folder of the critic's weights, under the trainer's part of a checkpoint.
 const MODEL: &str = "model";
 
-/// What a critic starts from and is written as.
+/// Source and format of a critic's weights.
 #[derive(Clone, Debug)]
 pub struct CriticSource {
     checkpoint: Checkpoint,
-    /// Whether the checkpoint is the policy's.
-    is_policys: bool,
+    /// True if the critic starts from the policy before the first RL step.
+    pub follows_policy: bool,
 }
 
 impl CriticSource {
-    /// Reads what the configuration says of the critic, and refuses one that cannot score the policy's completions.
-    /// `files` are those of a model of the Hub that are wanted: without its weights it can be planned, not loaded.
+    /// Opens the configured critic, and rejects one that cannot score the policy's completions. `files` are the files
+    /// to fetch of a model of the Hub: without weights it can be planned, not loaded.
     ///
     /// # Errors
-    /// `Error::Config` for a vocabulary or a context that is too small; `Error::Model` and `Error::Hub` where the
-    /// folder cannot be read or fetched.
+    /// `Error::Config` for a too small vocabulary or context; `Error::Model` and `Error::Hub` if the folder cannot be
+    /// read or fetched.
     pub fn open(config: &RunConfig, critic: &CriticConfig, policy: &PolicySource, files: ModelFiles) -> Result<Self> {
         let Some(path) = &critic.model.path else {
-            return Ok(Self { checkpoint: policy.checkpoint.clone(), is_policys: true });
+            return Ok(Self { checkpoint: policy.checkpoint.clone(), follows_policy: true });
         };
         let checkpoint = checkpoint_of(path, files)?.in_precision(config.precision);
         let arch = checkpoint.arch();
@@ -51,33 +51,25 @@ impl CriticSource {
                 arch.max_positions
             )));
         }
-        Ok(Self { checkpoint, is_policys: false })
+        Ok(Self { checkpoint, follows_policy: false })
     }
 
-    /// This rank's `part` of the critic of a run that begins with this policy: all of its weights are trained, so one
-    /// that starts from a policy with a base in few bits has what that is widened to, in the run's precision. Where it
-    /// starts from the policy, all ranks of the run call it together.
+    /// This rank's `part` of the initial critic, given the initial policy. All of its weights are trained, so a critic
+    /// that starts from a policy with a quantized base has dequantized weights, in the run's precision. All ranks call
+    /// it together if it starts from the policy.
     ///
     /// # Errors
-    /// `Error::Model` where weights cannot be loaded; those of `policy`'s rows.
-    pub fn start(&self, policy: &dyn WholeModel, part: RankPart<'_>, seed: u64) -> Result<Decoder> {
+    /// `Error::Model` if weights cannot be loaded; those of `policy`'s rows.
+    pub fn start(&self, policy: &dyn WholeModel, part: RankShard<'_>, seed: u64) -> Result<Decoder> {
         let decoder = policy.decoder();
-        Ok(if self.is_policys {
-            decoder.part_with_value_head(part, seed, |index, rows| policy.rows(index, rows))?
+        Ok(if self.follows_policy {
+            decoder.shard_with_value_head(part, seed, |index, rows| policy.rows(index, rows))?
         } else {
-            let (own, device) = (&self.checkpoint, decoder.device());
-            own.load_with_value_head(part, seed, device)?
+            self.checkpoint.load_with_value_head(part, seed, decoder.device())?
         })
     }
 
-    /// Whether it starts from the policy, as that is before the first RL step.
-    #[must_use]
-    pub fn follows_policy(&self) -> bool {
-        self.is_policys
-    }
-
     /// The critic's architecture.
-    #[must_use]
     pub fn arch(&self) -> Arch {
         self.checkpoint.arch().clone().with_value_head()
     }
@@ -85,7 +77,7 @@ impl CriticSource {
     /// Writes a critic into a folder, in full precision.
     ///
     /// # Errors
-    /// `Error::Io` where the folder cannot be made, `Error::Model` where weights cannot be written or read from the
+    /// `Error::Io` if the folder cannot be created, `Error::Model` if weights cannot be written or read from the
     /// device.
     pub fn save(&self, critic: &dyn WholeModel, dir: &Path, options: ExportOptions) -> Result<()> {
         let dir = dir.join(MODEL);
@@ -94,26 +86,26 @@ impl CriticSource {
         Ok(export(critic, &as_critic, None, &dir, options)?)
     }
 
-    /// The critic of a folder that [`save`](Self::save) wrote, or a rank's part of it.
+    /// The critic, or a rank's part of it, from a folder written by [`save`](Self::save).
     ///
     /// # Errors
-    /// `Error::Model` where the folder cannot be loaded.
-    pub fn saved(&self, dir: &Path, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
-        // a critic has no base in few bits
+    /// `Error::Model` if the folder cannot be loaded.
+    pub fn saved(&self, dir: &Path, part: RankShard<'_>, device: &Device) -> Result<Decoder> {
+        // a critic has no quantized base
         let precision = self.checkpoint.arch().precision;
         let saved = Checkpoint::open(&dir.join(MODEL))?.in_precision(precision);
-        Ok(saved.load_part(part, device)?)
+        Ok(saved.load_shard(part, device)?)
     }
 }
 
-/// The architecture of a run's critic, given the policy's: from its `config.json` alone.
+/// Architecture of a run's critic, given the policy's, from its `config.json`.
 ///
 /// # Errors
-/// `Error::Model` and `Error::Hub` where the folder or its `config.json` cannot be read.
+/// `Error::Model` and `Error::Hub` if the folder or its `config.json` cannot be read.
 pub fn critic_architecture(critic: &CriticConfig, policy: &Arch) -> Result<Arch> {
-    let own = match &critic.model.path {
+    let arch = match &critic.model.path {
         Some(path) => Checkpoint::architecture(&model_folder(path, ModelFiles::Config)?)?,
         None => policy.clone(),
     };
-    Ok(own.with_value_head().in_precision(policy.precision))
+    Ok(arch.with_value_head().in_precision(policy.precision))
 }

@@ -1,6 +1,5 @@
-//! The files that a run reads, as they were when it began: rows, weights, tokenizers, templates, programs and the
-//! modules that these import. A run that is resumed compares, because with other ones it would not be the run that it
-//! was.
+//! Inputs of a run: its files at the start, which are rows, weights, tokenizers, templates, programs and their modules.
+//! A resumed run compares them, because with other files it would be another run.
 
 use super::{RunDir, read_if_there};
 use crate::config::{Mode, RunConfig, is_template};
@@ -17,39 +16,39 @@ use std::path::{Path, PathBuf};
 /// The file in the run folder.
 const INPUTS: &str = "inputs.json";
 
-/// Bytes of a file of weights up to which all of it is read. Of a larger one, the first so many bytes of every
-/// [`STRIDE`] are, and the last: training changes every matrix, and those are larger.
-const WHOLE: u64 = 64 << 20;
+/// Largest file of weights that is read completely. Of a larger one, a [`BLOCK`] per [`STRIDE`] and the last one are
+/// read: training changes every matrix, and matrices are larger.
+const MAX_WHOLE: u64 = 64 << 20;
 const BLOCK: u64 = 64 << 10;
 const STRIDE: u64 = 4 << 20;
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 const BUFFER: usize = 1 << 20;
 
-/// The end of the key of the modules that a program imports, in place of its file's.
+/// End of the key of a program's modules, in place of [`FILE`].
 const MODULES: &str = ".modules";
 const FILE: &str = ".file";
 
-/// Files by the key of the configuration that names them; modules by their program's, and `modules` in place of `file`.
+/// Files by the key of the configuration that names them; modules by the key of their program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(transparent)]
 pub struct Inputs(BTreeMap<String, Vec<InputFile>>);
 
-/// A file as it was.
+/// A file at the start.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 struct InputFile {
     path: PathBuf,
     bytes: u64,
-    /// The checksum of its bytes; of large weights, of a sample.
+    /// Checksum of its bytes; of large weights, of a sample.
     crc32c: u32,
 }
 
 impl Inputs {
-    /// What a mode of a configuration reads now, beside `rows`: files of rows with the keys that name them.
+    /// Reads the current inputs of a configuration in a mode. `rows` are files of rows with the keys that name them.
     ///
     /// # Errors
-    /// `Error::Io` where a file cannot be read, `Error::Hub` where a model's folder cannot be had.
-    pub fn of(config: &RunConfig, mode: Mode, rows: Vec<(&'static str, PathBuf)>) -> Result<Self> {
+    /// `Error::Io` if a file cannot be read, `Error::Hub` if a model's folder cannot be fetched.
+    pub fn read(config: &RunConfig, mode: Mode, rows: Vec<(&'static str, PathBuf)>) -> Result<Self> {
         let mut named: Vec<(String, PathBuf)> = rows.into_iter().map(|(key, path)| (key.to_owned(), path)).collect();
         let models = [
             ("model.path", config.model.path.as_ref()),
@@ -66,66 +65,64 @@ impl Inputs {
             }
         }
         // a template that is text is compared with the settings
-        let template = config.model.chat_template.iter().filter(|own| !own.to_str().is_some_and(is_template));
+        let template = config.model.chat_template.iter().filter(|template| !template.to_str().is_some_and(is_template));
         named.extend(template.map(|file| ("model.chat_template".to_owned(), file.clone())));
         if let Some(task) = &config.task {
             add_programs(&mut named, task)?;
         }
         let files: Vec<Result<(String, InputFile)>> =
-            named.into_par_iter().map(|(key, path)| Ok((key, InputFile::of(path)?))).collect();
-        let mut all: BTreeMap<String, Vec<InputFile>> = BTreeMap::new();
+            named.into_par_iter().map(|(key, path)| Ok((key, InputFile::read(path)?))).collect();
+        let mut inputs = Self::default();
         for file in files {
             let (key, file) = file?;
-            all.entry(key).or_default().push(file);
+            inputs.0.entry(key).or_default().push(file);
         }
-        Ok(Self(all))
+        Ok(inputs)
     }
 
-    /// Adds modules that programs have imported, each list with the key of the program (`task.rewards.0`). Whether one
-    /// is new.
+    /// Adds modules that programs have imported, by the key of the program (`task.rewards.0`). Returns true if one is
+    /// new.
     ///
     /// # Errors
-    /// `Error::Io` where a file cannot be read.
+    /// `Error::Io` if a file cannot be read.
     pub fn add_modules(&mut self, modules: Vec<(String, Vec<PathBuf>)>) -> Result<bool> {
-        let mut any = false;
+        let mut has_new = false;
         for (program, files) in modules {
-            let own = self.0.entry(program + MODULES).or_default();
+            let known = self.0.entry(program + MODULES).or_default();
             for path in files.into_iter().filter(|path| path.is_file()) {
-                if own.iter().all(|known| known.path != path) {
-                    own.push(InputFile::of(path)?);
-                    any = true;
+                if known.iter().all(|file| file.path != path) {
+                    known.push(InputFile::read(path)?);
+                    has_new = true;
                 }
             }
-            own.sort_by(|a, b| a.path.cmp(&b.path));
+            known.sort_by(|a, b| a.path.cmp(&b.path));
         }
-        Ok(any)
+        Ok(has_new)
     }
 
-    /// Adds the modules that programs imported before, at their first calls, and would again: those that are there.
+    /// Adds the existing modules that programs imported at their first calls in an earlier session, and would again.
     ///
     /// # Errors
-    /// `Error::Io` where a file cannot be read.
+    /// `Error::Io` if a file cannot be read.
     pub fn recall_modules(&mut self, earlier: &Self) -> Result<()> {
         for (key, files) in &earlier.0 {
             let Some(program) = key.strip_suffix(MODULES) else { continue };
             let file = format!("{program}{FILE}");
-            let first = |own: &Self| own.0.get(&file).and_then(|files| Some(files.first()?.path.clone()));
-            let Some((from, to)) = first(earlier).zip(first(self)) else { continue };
-            let there = files.iter().map(|module| rebased(&module.path, &from, &to)).collect();
-            self.add_modules(vec![(program.to_owned(), there)])?;
+            let path = |inputs: &Self| Some(inputs.0.get(&file)?.first()?.path.clone());
+            let Some((from, to)) = path(earlier).zip(path(self)) else { continue };
+            let modules = files.iter().map(|module| rebased(&module.path, &from, &to)).collect();
+            self.add_modules(vec![(program.to_owned(), modules)])?;
         }
         Ok(())
     }
 
-    /// The keys whose files are, in both, the same in contents and order, whatever their paths.
-    #[must_use]
+    /// Keys whose files are equal in contents and order, whatever their paths.
     pub fn same(&self, now: &Self) -> BTreeSet<String> {
         let keys = self.0.iter().filter(|(key, before)| now.0.get(*key).is_some_and(|now| equal(key, before, now)));
         keys.map(|(key, _)| key.clone()).collect()
     }
 
-    /// What is as it was at another path: each key with its first such file.
-    #[must_use]
+    /// Unchanged files at other paths: each key with its first such file.
     pub fn moved(&self, now: &Self) -> Vec<String> {
         let moved = self.same(now).into_iter().filter_map(|key| {
             let mut pairs = self.0[&key].iter().zip(&now.0[&key]);
@@ -135,10 +132,10 @@ impl Inputs {
         moved.collect()
     }
 
-    /// Those that a run folder keeps; none of a run that kept none.
+    /// The inputs in a run folder, if it has any.
     ///
     /// # Errors
-    /// `Error::Io` where the file cannot be read, `Error::Resume` where it is damaged.
+    /// `Error::Io` if the file cannot be read, `Error::Resume` if it is damaged.
     pub fn kept(run: &RunDir) -> Result<Option<Self>> {
         let path = run.path().join(INPUTS);
         let Some(text) = read_if_there(&path)? else { return Ok(None) };
@@ -149,44 +146,38 @@ impl Inputs {
         })
     }
 
-    /// Keeps them in a run folder.
+    /// Writes the inputs into a run folder.
     ///
     /// # Errors
-    /// `Error::Io` where the file cannot be written.
+    /// `Error::Io` if the file cannot be written.
     pub fn keep(&self, run: &RunDir) -> Result<()> {
         run.write_json(INPUTS, self)
     }
 
-    /// What is not as it was, given these as they were: each key with its files, modules apart.
-    #[must_use]
+    /// Changes from these inputs to the current ones, except modules: each key with its files.
     pub fn changes(&self, now: &Self) -> Vec<String> {
         self.differing(now, |key| !key.ends_with(MODULES))
     }
 
-    /// The same of the modules of programs that both know of.
-    #[must_use]
+    /// Changes of the modules of programs that both have.
     pub fn changed_modules(&self, now: &Self) -> Vec<String> {
-        let known = |own: &Self, key: &str| own.0.contains_key(key);
-        self.differing(now, |key| key.ends_with(MODULES) && known(self, key) && known(now, key))
+        self.differing(now, |key| key.ends_with(MODULES) && self.0.contains_key(key) && now.0.contains_key(key))
     }
 
     fn differing(&self, now: &Self, is_compared: impl Fn(&str) -> bool) -> Vec<String> {
         let mut keys: Vec<&String> = self.0.keys().chain(now.0.keys()).collect();
         keys.sort_unstable();
         keys.dedup();
-        let of = |own: &Self, key: &str| own.0.get(key).cloned().unwrap_or_default();
-        keys.into_iter()
-            .filter(|key| is_compared(key))
-            .filter_map(|key| {
-                let (before, now) = (of(self, key), of(now, key));
-                (!equal(key, &before, &now)).then(|| format!("{key} ({})", differences(&before, &now).join(", ")))
-            })
-            .collect()
+        let changes = keys.into_iter().filter(|key| is_compared(key)).filter_map(|key| {
+            let [before, now] = [self, now].map(|inputs| inputs.0.get(key).map_or(&[][..], Vec::as_slice));
+            (!equal(key, before, now)).then(|| format!("{key} ({})", differences(before, now).join(", ")))
+        });
+        changes.collect()
     }
 }
 
-/// Whether lists of files have the same contents in the same order. A model's are found by their names, which have to
-/// be the same too.
+/// Returns true if lists of files have the same contents in the same order. Files of models must also have the same
+/// names.
 fn equal(key: &str, before: &[InputFile], now: &[InputFile]) -> bool {
     let by_name = matches!(key.rsplit('.').next(), Some("path" | "tokenizer"));
     let mut pairs = before.iter().zip(now);
@@ -196,8 +187,8 @@ fn equal(key: &str, before: &[InputFile], now: &[InputFile]) -> bool {
         })
 }
 
-/// The end of a path below `from`'s folder, or below one above it, below the same folder of `to`: what lies with a file
-/// is moved with it.
+/// A path near `from`, moved with it to `to`: the path relative to a folder of `from`, in the corresponding folder of
+/// `to`.
 fn rebased(path: &Path, from: &Path, to: &Path) -> PathBuf {
     let (mut from, mut to) = (from, to);
     while from.file_name() == to.file_name() {
@@ -212,39 +203,42 @@ fn rebased(path: &Path, from: &Path, to: &Path) -> PathBuf {
     path.to_owned()
 }
 
-/// Parts of a path that a message gives at most.
-const MOST_PARTS: usize = 64;
+/// Maximum parts of a path in a message.
+const MAX_PARTS: usize = 64;
 
-/// How lists of files differ: by name, in their order.
+/// Differences of lists of files, by name, in their order.
 fn differences(before: &[InputFile], now: &[InputFile]) -> Vec<String> {
-    let depth = (1..=MOST_PARTS).find(|&depth| is_told_apart(before, depth) && is_told_apart(now, depth)).unwrap_or(1);
+    let depth =
+        (1..=MAX_PARTS).find(|&depth| has_distinct_names(before, depth) && has_distinct_names(now, depth)).unwrap_or(1);
     let with = |files: &[InputFile], name: &str| files.iter().position(|file| file.name(depth) == name);
-    let mut found = Vec::new();
-    for (at, own) in now.iter().enumerate() {
-        let name = own.name(depth);
+    let mut differences = Vec::new();
+    for (at, file) in now.iter().enumerate() {
+        let name = file.name(depth);
         match with(before, &name).map(|place| (place, &before[place])) {
-            None => found.push(format!("{name} is new")),
-            Some((_, earlier)) if earlier.bytes != own.bytes => {
-                found.push(format!("{name} has {} bytes, it had {}", own.bytes, earlier.bytes));
+            None => differences.push(format!("{name} is new")),
+            Some((_, earlier)) if earlier.bytes != file.bytes => {
+                differences.push(format!("{name} has {} bytes, it had {}", file.bytes, earlier.bytes));
             }
-            Some((_, earlier)) if earlier.crc32c != own.crc32c => found.push(format!("{name} has other contents")),
+            Some((_, earlier)) if earlier.crc32c != file.crc32c => {
+                differences.push(format!("{name} has other contents"));
+            }
             Some((place, _)) if place != at && before.len() == now.len() => {
-                found.push(format!("{name} is in another place of the list"));
+                differences.push(format!("{name} is in another place of the list"));
             }
             Some(_) => {}
         }
     }
     let gone = before.iter().filter(|file| with(now, &file.name(depth)).is_none());
-    found.extend(gone.map(|file| format!("{} is gone", file.name(depth))));
-    if found.is_empty() {
-        // such as one that is listed twice
-        found.push(format!("{} files, there were {}", now.len(), before.len()));
+    differences.extend(gone.map(|file| format!("{} is gone", file.name(depth))));
+    if differences.is_empty() {
+        // such as a file that is listed twice
+        differences.push(format!("{} files, there were {}", now.len(), before.len()));
     }
-    found
+    differences
 }
 
-/// Whether different files have different names, where names are so many parts of the path.
-fn is_told_apart(files: &[InputFile], depth: usize) -> bool {
+/// Returns true if different files have different names of `depth` path parts.
+fn has_distinct_names(files: &[InputFile], depth: usize) -> bool {
     let names: BTreeSet<String> = files.iter().map(|file| file.name(depth)).collect();
     let paths: BTreeSet<&Path> = files.iter().map(|file| file.path.as_path()).collect();
     let longest = paths.iter().map(|path| path.components().count()).max().unwrap_or(0);
@@ -252,11 +246,11 @@ fn is_told_apart(files: &[InputFile], depth: usize) -> bool {
 }
 
 impl InputFile {
-    fn of(path: PathBuf) -> Result<Self> {
+    fn read(path: PathBuf) -> Result<Self> {
         let read = || {
             let file = File::open(&path)?;
             let bytes = file.metadata()?.len();
-            let sampled = bytes > WHOLE && path.extension().is_some_and(|ending| ending == "safetensors");
+            let sampled = bytes > MAX_WHOLE && path.extension().is_some_and(|ending| ending == "safetensors");
             let crc = if sampled { crc_of_sample(file, bytes)? } else { crc_of_all(file)? };
             Ok::<_, std::io::Error>((bytes, crc))
         };
@@ -264,7 +258,7 @@ impl InputFile {
         Ok(Self { path, bytes, crc32c })
     }
 
-    /// The last parts of its path: a folder may be moved.
+    /// The last parts of its path.
     fn name(&self, depth: usize) -> String {
         let parts: Vec<_> = self.path.components().collect();
         let last: PathBuf = parts[parts.len().saturating_sub(depth)..].iter().collect();
@@ -293,7 +287,7 @@ fn crc_of_sample(mut file: File, bytes: u64) -> std::io::Result<u32> {
     Ok(crc)
 }
 
-/// Adds the files of a model's folder that say what it computes.
+/// Adds the files of a model's folder that determine its computation.
 fn add_model(named: &mut Vec<(String, PathBuf)>, key: &str, folder: &Path) -> Result<()> {
     const NAMES: [&str; 5] = [
         "config.json",
@@ -319,7 +313,7 @@ fn add_model(named: &mut Vec<(String, PathBuf)>, key: &str, folder: &Path) -> Re
     Ok(())
 }
 
-/// Adds what scores a task's completions and answers its turns: reward models, files of programs.
+/// Adds reward models, and files of reward functions and environments.
 fn add_programs(named: &mut Vec<(String, PathBuf)>, task: &TaskConfig) -> Result<()> {
     let Some(rows) = task.rows() else { return Ok(()) };
     for (at, reward) in rows.rewards.iter().enumerate() {
@@ -329,16 +323,16 @@ fn add_programs(named: &mut Vec<(String, PathBuf)>, task: &TaskConfig) -> Result
                 add_model(named, &key("path"), &model_folder(&model.path, ModelFiles::All)?)?;
             }
             RewardKind::Python(python) => named.push((key("file"), python.file.clone())),
-            RewardKind::Command(own) => {
-                let folder = own.folder.clone().unwrap_or_default();
-                let files = own.command.iter().map(|part| folder.join(part)).filter(|path| path.is_file());
+            RewardKind::Command(command) => {
+                let folder = command.folder.clone().unwrap_or_default();
+                let files = command.command.iter().map(|part| folder.join(part)).filter(|path| path.is_file());
                 named.extend(files.map(|path| (key("command"), path)));
             }
             _ => {}
         }
     }
-    if let Some(EnvironmentConfig::Python(own)) = &rows.environment {
-        named.push(("task.environment.file".to_owned(), own.file.clone()));
+    if let Some(EnvironmentConfig::Python(python)) = &rows.environment {
+        named.push(("task.environment.file".to_owned(), python.file.clone()));
     }
     Ok(())
 }
@@ -349,7 +343,7 @@ mod tests {
 
     fn inputs(folder: &Path, names: &[&str]) -> Inputs {
         let rows = names.iter().map(|name| ("task.train", folder.join(name))).collect();
-        Inputs::of(&RunConfig::default(), Mode::Rl, rows).unwrap()
+        Inputs::read(&RunConfig::default(), Mode::Rl, rows).unwrap()
     }
 
     #[test]
@@ -401,8 +395,9 @@ mod tests {
         let moved = inputs(folder.path(), &["c/y.jsonl", "c/z.jsonl"]);
         assert!(before.changes(&moved).is_empty());
         assert_eq!(before.same(&moved).into_iter().collect::<Vec<_>>(), ["task.train"]);
-        let said = before.moved(&moved);
-        assert!(said.len() == 1 && said[0].contains("y.jsonl, it was ") && said[0].ends_with("x.jsonl)"), "{said:?}");
+        let messages = before.moved(&moved);
+        let expected = |message: &str| message.contains("y.jsonl, it was ") && message.ends_with("x.jsonl)");
+        assert!(messages.len() == 1 && expected(&messages[0]), "{messages:?}");
         write("b/x.jsonl", "3");
         let now = inputs(folder.path(), &["a/x.jsonl", "b/x.jsonl"]);
         assert_eq!(before.changes(&now), ["task.train (b/x.jsonl has other contents)"]);
@@ -411,12 +406,12 @@ mod tests {
         let once = inputs(folder.path(), &["a/x.jsonl"]);
         assert_eq!(once.changes(&twice), ["task.train (2 files, there were 1)"]);
         let of_model = |name: &str| {
-            let file = InputFile::of(folder.path().join(name)).unwrap();
+            let file = InputFile::read(folder.path().join(name)).unwrap();
             Inputs(BTreeMap::from([("model.path".to_owned(), vec![file])]))
         };
         assert!(of_model("a/x.jsonl").changes(&of_model("a/x.jsonl")).is_empty());
-        let said = of_model("a/x.jsonl").changes(&of_model("c/y.jsonl"));
-        assert_eq!(said, ["model.path (y.jsonl is new, x.jsonl is gone)"]);
+        let changes = of_model("a/x.jsonl").changes(&of_model("c/y.jsonl"));
+        assert_eq!(changes, ["model.path (y.jsonl is new, x.jsonl is gone)"]);
     }
 
     #[test]
@@ -438,11 +433,11 @@ mod tests {
             std::fs::write(at(name), name.rsplit('/').next().unwrap()).unwrap();
         }
         let of = |file: &str, modules: &[&str]| {
-            let file = InputFile::of(at(file)).unwrap();
-            let mut own = Inputs(BTreeMap::from([("task.rewards.0.file".to_owned(), vec![file])]));
+            let file = InputFile::read(at(file)).unwrap();
+            let mut inputs = Inputs(BTreeMap::from([("task.rewards.0.file".to_owned(), vec![file])]));
             let modules = modules.iter().map(|name| at(name)).collect();
-            own.add_modules(vec![("task.rewards.0".to_owned(), modules)]).unwrap();
-            own
+            inputs.add_modules(vec![("task.rewards.0".to_owned(), modules)]).unwrap();
+            inputs
         };
         let kept = of("a/r.py", &["a/h.py", "a/late.py"]);
         let mut now = of("b/r.py", &["b/h.py"]);
@@ -462,17 +457,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
         // sparse: nothing of it is on the disk
-        File::create(&path).unwrap().set_len(WHOLE + 3 * STRIDE + 5).unwrap();
-        let before = InputFile::of(path.clone()).unwrap();
-        for place in [0, WHOLE + STRIDE + 7, before.bytes - 1] {
+        File::create(&path).unwrap().set_len(MAX_WHOLE + 3 * STRIDE + 5).unwrap();
+        let before = InputFile::read(path.clone()).unwrap();
+        for place in [0, MAX_WHOLE + STRIDE + 7, before.bytes - 1] {
             let mut bytes = File::options().write(true).open(&path).unwrap();
             bytes.seek(SeekFrom::Start(place)).unwrap();
             std::io::Write::write_all(&mut bytes, &[1]).unwrap();
-            let now = InputFile::of(path.clone()).unwrap();
+            let now = InputFile::read(path.clone()).unwrap();
             assert!(now.bytes == before.bytes && now.crc32c != before.crc32c, "{place}");
             bytes.seek(SeekFrom::Start(place)).unwrap();
             std::io::Write::write_all(&mut bytes, &[0]).unwrap();
         }
-        assert_eq!(InputFile::of(path).unwrap(), before);
+        assert_eq!(InputFile::read(path).unwrap(), before);
     }
 }

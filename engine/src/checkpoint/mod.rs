@@ -1,4 +1,4 @@
-//! The run folder and its checkpoints: where a policy or critic comes from, where a run stands, what is written.
+//! The run folder and its checkpoints: sources of policy and critic, trainer state, inputs.
 
 mod critic_source;
 mod inputs;
@@ -20,7 +20,7 @@ use serde::Serialize;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// The bytes of a file; none where there is none.
+/// The bytes of a file, if it exists.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -29,12 +29,12 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// A value as the text of a file.
+/// A value as JSON text.
 fn json(value: &impl Serialize) -> io::Result<String> {
     Ok(serde_json::to_string_pretty(value)?)
 }
 
-/// What came of changing a file or folder: done where there is none.
+/// The result of an operation on a file or folder that may not exist.
 fn if_there(changed: io::Result<()>) -> io::Result<()> {
     changed.or_else(|e| if e.kind() == ErrorKind::NotFound { Ok(()) } else { Err(e) })
 }

@@ -1,4 +1,4 @@
-//! Where a policy comes from and goes to: its checkpoint's description, tokenizer and end tokens.
+//! Source and format of a policy: description of its checkpoint, tokenizer and end tokens.
 
 use crate::config::{ModelConfig, RunConfig};
 use crate::hub::{ModelFiles, model_folder};
@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use firebrick_backends::Precision;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, WholeModel, export, load_adapter, save_adapter};
-use firebrick_models::decoder::RankPart;
+use firebrick_models::decoder::RankShard;
 use firebrick_models::tokenizer::EndTokens;
 use firebrick_models::{Arch, BaseFormat, Checkpoint, Decoder, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -20,27 +20,27 @@ const MODEL: &str = "model";
 /// Folder of the merged model beside it.
 const MERGED: &str = "merged";
 
-/// The model folder's description, its tokenizer, and what ends a completion.
+/// Description of a model folder, its tokenizer, and the end tokens of completions.
 pub struct PolicySource {
     /// Configs and element types of the checkpoint.
     pub checkpoint: Checkpoint,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// What ends a completion, in sampling, training and the model that is written.
+    /// End tokens of completions in sampling, training and saved models.
     pub ends: EndTokens,
 }
 
 impl PolicySource {
-    /// Reads the configured checkpoint folder, or makes the description of a random start.
+    /// Reads the configured checkpoint folder, or describes a model with random weights.
     ///
     /// # Errors
-    /// `Error::Model` and `Error::Hub` where the folder cannot be read or fetched; those of [`tokenizer_of`] and
+    /// `Error::Model` and `Error::Hub` if the folder cannot be read or fetched; those of [`tokenizer_of`] and
     /// [`check_arch`].
     pub fn open(config: &ModelConfig, task: &dyn Task) -> Result<Self> {
         Self::with(config, task, ModelFiles::All)
     }
 
-    /// The same with so many of the files of a model of the Hub: without its weights it can be planned, not loaded.
+    /// As [`Self::open`], with `files` of a model of the Hub: without weights it can be planned, not loaded.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -63,7 +63,7 @@ impl PolicySource {
         };
         check_arch(checkpoint.arch())?;
         let tokenizer = tokenizer.for_embedding(checkpoint.arch().vocab_size);
-        let ends = EndTokens::of(&checkpoint.eos_ids(), &tokenizer);
+        let ends = EndTokens::new(&checkpoint.eos_ids(), &tokenizer);
         check_ends(&ends.ids, checkpoint.arch())?;
         let checkpoint = if ends.added.is_empty() { checkpoint } else { checkpoint.with_eos_ids(&ends.ids) };
         Ok(Self { checkpoint, tokenizer: Arc::new(tokenizer), ends })
@@ -75,24 +75,23 @@ impl PolicySource {
         Ok(Checkpoint::create(config, tokenizer.eos_id(), tokenizer.pad_id())?)
     }
 
-    /// The same model, to be run as a run asks for: in a precision, with its layers as a frozen base in few bits or
-    /// not.
+    /// The model in a precision, with a quantized base or not.
     #[must_use]
     pub fn in_format(mut self, precision: Precision, base: Option<BaseFormat>) -> Self {
         self.checkpoint = self.checkpoint.in_precision(precision).with_base(base);
         self
     }
 
-    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters. A rank
-    /// may have its `part` of it.
+    /// A rank's `part` of the policy at the start of a run: the checkpoint's weights, or random ones by seed, with
+    /// adapters.
     ///
     /// # Errors
-    /// `Error::Model` where weights cannot be loaded; those of the adapters' settings.
-    pub fn decoder(&self, config: &RunConfig, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
+    /// `Error::Model` if weights cannot be loaded; those of the adapters' settings.
+    pub fn decoder(&self, config: &RunConfig, part: RankShard<'_>, device: &Device) -> Result<Decoder> {
         let seed = config.trainer.seed;
         let base = match &config.model.path {
-            Some(_) => self.checkpoint.load_part(part, device)?,
-            None => Decoder::random_part(self.checkpoint.arch().clone(), seed, part, device)?,
+            Some(_) => self.checkpoint.load_shard(part, device)?,
+            None => Decoder::random_shard(self.checkpoint.arch().clone(), seed, part, device)?,
         };
         let Some(lora) = &config.model.lora else {
             return Ok(base);
@@ -102,33 +101,30 @@ impl PolicySource {
         Ok(adapted)
     }
 
-    /// The policy of a step's folder: a model of its own, or adapters beside the configured one. A rank may have its
-    /// `part`, as at the start of a run.
+    /// A rank's `part` of the policy in a step's folder: a model, or adapters of the configured one.
     ///
     /// # Errors
-    /// `Error::Model` where the folder cannot be loaded.
-    pub fn saved(&self, config: &RunConfig, step: &Path, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
+    /// `Error::Model` if the folder cannot be loaded.
+    pub fn saved(&self, config: &RunConfig, step: &Path, part: RankShard<'_>, device: &Device) -> Result<Decoder> {
         let dir = step.join(MODEL);
         Ok(match &config.model.lora {
             Some(lora) => {
-                let mut saved = load_adapter(&self.checkpoint.load_part(part, device)?, &dir)?;
+                let mut saved = load_adapter(&self.checkpoint.load_shard(part, device)?, &dir)?;
                 saved.keep_values_of_adapters(part)?;
-                // folders of adapters of experts say that nothing is dropped, as PEFT asks for
+                // PEFT requires zero dropout in folders of adapters of experts
                 match lora.dropout {
                     Some(rate) => saved.with_adapter_dropout(rate),
                     None => saved,
                 }
             }
-            None => Checkpoint::open(&dir)?.in_precision(config.precision).load_part(part, device)?,
+            None => Checkpoint::open(&dir)?.in_precision(config.precision).load_shard(part, device)?,
         })
     }
 
-    /// Writes a policy into a step's folder: whole, or its adapters and, where it is asked for, the model they merge
-    /// into.
+    /// Writes a policy into a step's folder: the model, or its adapters and, if configured, the merged model.
     ///
     /// # Errors
-    /// `Error::Io` where a folder cannot be made, `Error::Model` where weights cannot be written or read from the
-    /// device.
+    /// `Error::Io` if a folder cannot be created, `Error::Model` if weights cannot be written or read from the device.
     pub fn save(&self, policy: &dyn WholeModel, config: &RunConfig, step: &Path) -> Result<()> {
         let folder = |name: &str| {
             let dir = step.join(name);
@@ -142,7 +138,7 @@ impl PolicySource {
         let Some(lora) = &config.model.lora else {
             return Ok(whole(&folder(MODEL)?)?);
         };
-        // a model of the Hub by its name, which is the same on every machine
+        // a model of the Hub by its name, which is equal on all machines
         let named = config.model.path.as_deref().filter(|path| !path.exists());
         let base = named.unwrap_or(self.checkpoint.dir()).to_string_lossy();
         save_adapter(policy, &base, &folder(MODEL)?)?;
@@ -152,8 +148,8 @@ impl PolicySource {
         Ok(())
     }
 
-    /// Logs once what chat template, tokenizer and checkpoint do not agree on about the end of a turn. `stop` are the
-    /// strings that end completions besides.
+    /// Warns if chat template, tokenizer and checkpoint disagree about the end of a turn. `stop` are the configured
+    /// stop strings.
     pub fn log_ends(&self, stop: &[String]) {
         let shown = |ids: &[u32]| EndTokens::shown(ids, &self.tokenizer);
         let ends = &self.ends;
@@ -178,18 +174,16 @@ impl PolicySource {
         }
     }
 
-    /// Positions within which a token's scores depend on nothing but the tokens before it.
-    #[must_use]
+    /// Positions within which a token's scores depend only on the tokens before it.
     pub fn trained_context(&self) -> usize {
         let arch = self.checkpoint.arch();
         arch.stretches_beyond().unwrap_or(arch.max_positions)
     }
 
-    /// Refuses lengths that the model cannot hold, before anything runs.
+    /// Rejects lengths that the model does not support.
     ///
     /// # Errors
-    /// `Error::Config` for lengths beyond the model's context, and `Error::Budget` for a token budget that is below
-    /// them.
+    /// `Error::Config` for lengths beyond the model's context, and `Error::Budget` for a token budget below them.
     pub fn check_lengths(&self, config: &RunConfig) -> Result<()> {
         let arch = self.checkpoint.arch();
         let (prompt, response) = (config.rollout.prompt_length, config.rollout.response_length);
@@ -224,28 +218,27 @@ impl PolicySource {
     }
 }
 
-/// The checkpoint at a path. Of a model of the Hub whose weights are not wanted, what its configs say.
+/// The checkpoint at a path; of a model of the Hub without weights, the description by its configs.
 pub(super) fn checkpoint_of(path: &Path, files: ModelFiles) -> Result<Checkpoint> {
     let folder = model_folder(path, files)?;
     let has_weights = files == ModelFiles::All || folder == path;
     Ok(if has_weights { Checkpoint::open(&folder)? } else { Checkpoint::describe(&folder)? })
 }
 
-/// The tokenizer of a configured model, with the chat template and its variables that the configuration sets; no
-/// weights are read.
+/// Tokenizer of a configured model, with the configured chat template and variables. Reads no weights.
 ///
 /// # Errors
-/// `Error::Model` and `Error::Hub` where the tokenizer or its folder cannot be read, or the template is none;
-/// `Error::Io` for the file of a template; `Error::Config` for a task without an alphabet where there is no folder.
+/// `Error::Model` and `Error::Hub` if the tokenizer or its folder cannot be read, or the template is invalid;
+/// `Error::Io` for the file of a template; `Error::Config` for a task without an alphabet and a model without a folder.
 pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> {
     let folder = config.path.as_ref().or(config.tokenizer.as_ref());
     let mut tokenizer = match (folder, task.alphabet()) {
         (Some(folder), _) => Tokenizer::from_dir(&model_folder(folder, ModelFiles::Tokenizer)?)?,
         (None, Some(alphabet)) => {
-            let own = Tokenizer::characters_and_words(alphabet, task.tokens())?;
+            let tokenizer = Tokenizer::characters_and_words(alphabet, task.tokens())?;
             match task.chat_template() {
-                Some(template) => own.with_chat_template(template, Path::new("(of the task)"))?,
-                None => own,
+                Some(template) => tokenizer.with_chat_template(template, Path::new("(of the task)"))?,
+                None => tokenizer,
             }
         }
         (None, None) => {
@@ -255,7 +248,7 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
             ));
         }
     };
-    // whoever reads no weights may have a folder without a config
+    // the folder may have no config if no weights are read
     let folder = config.path.as_ref().and_then(|path| model_folder(path, ModelFiles::Config).ok());
     if let Some(arch) = folder.and_then(|folder| Checkpoint::architecture(&folder).ok()) {
         tokenizer = tokenizer.for_embedding(arch.vocab_size);
@@ -267,12 +260,12 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
     Ok(tokenizer.with_chat_template_kwargs(&config.chat_template_kwargs)?)
 }
 
-/// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where
-/// the vocabulary's size is written nothing else either.
+/// Architecture of a configured model, from its `config.json` or `model.arch`, and from its tokenizer if they have no
+/// vocabulary size. Reads no weights.
 ///
 /// # Errors
-/// `Error::Model` and `Error::Hub` where the folder cannot be read or the config describes no supported decoder;
-/// without a vocabulary's size those of [`tokenizer_of`].
+/// `Error::Model` and `Error::Hub` if the folder cannot be read or the config describes no supported decoder; without a
+/// vocabulary size those of [`tokenizer_of`].
 pub fn architecture(config: &RunConfig) -> Result<Arch> {
     let arch = described(config)?.in_precision(config.precision);
     Ok(arch.with_base(config.base()))
@@ -296,10 +289,10 @@ fn described(config: &RunConfig) -> Result<Arch> {
     Ok(PolicySource::open(&config.model, task.as_ref())?.checkpoint.arch().clone())
 }
 
-/// Refuses what is no causal language model.
+/// Rejects checkpoints other than causal language models.
 ///
 /// # Errors
-/// `Error::Config` with what is wrong.
+/// `Error::Config` for a classification head.
 pub fn check_arch(arch: &Arch) -> Result<()> {
     if arch.head != HeadKind::LanguageModel {
         return Err(Error::Config(
@@ -310,7 +303,7 @@ pub fn check_arch(arch: &Arch) -> Result<()> {
     Ok(())
 }
 
-/// Refuses end tokens that the model can never draw.
+/// Rejects end tokens that the model can never sample.
 ///
 /// # Errors
 /// `Error::Config` with the first one.

@@ -11,30 +11,29 @@ use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.yaml";
 const CHECKPOINTS: &str = "checkpoints";
-/// The ending of a folder that is being removed.
+/// Ending of a folder during its removal.
 const REMOVED: &str = ".removed";
 
 /// A run folder that can be written to.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    /// Whether this rank writes it: all writes of another succeed and do nothing.
+    /// False on other ranks, whose writes do nothing.
     writes: bool,
-    /// Keeps other processes from writing it.
+    /// Excludes other processes.
     _lock: Option<RunLock>,
 }
 
 impl RunDir {
-    /// Whether a folder holds a run.
-    #[must_use]
+    /// Returns true if a folder holds a run.
     pub fn holds_run(path: &Path) -> bool {
         path.join(CONFIG).is_file()
     }
 
-    /// Refuses a folder that already holds a run.
+    /// Rejects a folder that holds a run.
     ///
     /// # Errors
-    /// `Error::RunExists` where it does.
+    /// `Error::RunExists` if it does.
     pub fn check_free(path: &Path) -> Result<()> {
         if path.join(CONFIG).exists() {
             return Err(Error::RunExists { path: path.to_owned() });
@@ -42,11 +41,11 @@ impl RunDir {
         Ok(())
     }
 
-    /// Makes a new run folder; one that already holds a run is refused.
+    /// Creates a run folder, which must not hold a run.
     ///
     /// # Errors
-    /// `Error::RunExists`, `Error::RunBusy` where another process is making one there, and `Error::Io` where the folder
-    /// or its configuration cannot be written.
+    /// `Error::RunExists`, `Error::RunBusy` if another process is creating one there, and `Error::Io` if the folder or
+    /// its configuration cannot be written.
     pub fn create(path: &Path, config_yaml: &str) -> Result<Self> {
         Self::check_free(path)?;
         fs::create_dir_all(path.join(CHECKPOINTS)).map_err(Error::io("create the run folder", path))?;
@@ -57,11 +56,11 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Opens a run folder to continue it.
+    /// Opens a run folder to continue its run.
     ///
     /// # Errors
-    /// `Error::Resume` where it holds no run; `Error::RunBusy` where another process writes it; `Error::Io` where its
-    /// folder of checkpoints cannot be made.
+    /// `Error::Resume` if it holds no run; `Error::RunBusy` if another process writes it; `Error::Io` if its folder of
+    /// checkpoints cannot be created.
     pub fn open(path: &Path) -> Result<Self> {
         if !Self::holds_run(path) {
             let detail = "it contains no run (no config.yaml); start one without --resume".into();
@@ -77,14 +76,12 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), writes: true, _lock: Some(lock) })
     }
 
-    /// The folder of a run that another rank writes. It is read; what is written to it is not.
-    #[must_use]
-    pub fn of_another(path: &Path) -> Self {
+    /// A run folder that another rank writes. Writes to it do nothing.
+    pub fn read_only(path: &Path) -> Self {
         Self { path: path.to_owned(), writes: false, _lock: None }
     }
 
     /// Its path.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -101,7 +98,7 @@ impl RunDir {
     /// Writes a file whole: aside, synced, renamed.
     ///
     /// # Errors
-    /// `Error::Io` where it cannot be written; the file is then what it was before.
+    /// `Error::Io` if it cannot be written; the file is then unchanged.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         if !self.writes {
             return Ok(());
@@ -114,7 +111,7 @@ impl RunDir {
             fs::rename(&aside, &path)
         };
         write().map_err(|error| {
-            // what a full disk cut off takes no room; the first error is the one to report
+            // the first error is the one to report
             let _ = fs::remove_file(&aside);
             Error::io("write", &path)(error)
         })
@@ -123,17 +120,17 @@ impl RunDir {
     /// Writes a JSON file whole.
     ///
     /// # Errors
-    /// `Error::Io` where the value has no form in JSON, or the file cannot be written.
+    /// `Error::Io` if the value cannot be serialized, or the file cannot be written.
     pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
         let mut text = json(value).map_err(Error::io("write", self.path.join(name)))?;
         text.push('\n');
         self.write(name, text.as_bytes())
     }
 
-    /// Removes a file that is no longer true; nothing where there is none.
+    /// Removes a file, if it exists.
     ///
     /// # Errors
-    /// `Error::Io` where it cannot be removed.
+    /// `Error::Io` if it cannot be removed.
     pub fn remove(&self, name: &str) -> Result<()> {
         let path = self.path.join(name);
         if !self.writes {
@@ -145,7 +142,7 @@ impl RunDir {
     /// Appends lines to a JSON Lines file.
     ///
     /// # Errors
-    /// `Error::Io` where a line has no form in JSON, or cannot be written.
+    /// `Error::Io` if a line cannot be serialized or written.
     pub fn append(&self, name: &str, lines: &[impl Serialize]) -> Result<()> {
         let mut text = Vec::new();
         for line in lines {
@@ -170,14 +167,14 @@ impl RunDir {
         file.and_then(|mut file| file.write_all(text)).map_err(Error::io("append to", &path))
     }
 
-    /// Drops the lines of later steps, and a line cut off by a kill, so that a resumed run repeats none.
+    /// Removes the lines of later steps, and a truncated line, so that a resumed run repeats none.
     ///
     /// # Errors
-    /// `Error::Io` where the file cannot be read or written again.
+    /// `Error::Io` if the file cannot be read or written.
     pub fn rewind(&self, name: &str, step_key: &str, last_step: u64) -> Result<()> {
         let path = self.path.join(name);
         let Some(bytes) = read_if_there(&path)? else { return Ok(()) };
-        // a kill may have cut the last line inside a character
+        // a killed process may have truncated the last line inside a character
         let text = String::from_utf8_lossy(&bytes);
         let keep = |line: &&str| {
             serde_json::from_str::<Value>(line)
@@ -190,10 +187,10 @@ impl RunDir {
         self.write(name, kept.as_bytes())
     }
 
-    /// Builds a folder aside and renames it into place: a reader sees all of it or nothing.
+    /// Builds a folder under a temporary name and renames it: readers see all of it or nothing.
     ///
     /// # Errors
-    /// Those of `build`, and `Error::Io` where a folder cannot be made, synced or renamed.
+    /// Those of `build`, and `Error::Io` if a folder cannot be created, synced or renamed.
     pub fn publish(&self, name: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let aside = self.stage(name)?;
         if self.writes {
@@ -202,11 +199,10 @@ impl RunDir {
         self.complete(name)
     }
 
-    /// Makes the folder in which a folder is built aside. Where several ranks build it, the others write to it once it
-    /// is there.
+    /// Creates a folder under a temporary name. Other ranks write to it after this.
     ///
     /// # Errors
-    /// `Error::Io` where the folder cannot be made, or an older one not be removed.
+    /// `Error::Io` if the folder cannot be created, or an older one not be removed.
     pub fn stage(&self, name: &str) -> Result<PathBuf> {
         let aside = self.path.join(format!("{name}.tmp"));
         if self.writes {
@@ -216,10 +212,10 @@ impl RunDir {
         Ok(aside)
     }
 
-    /// Renames a folder that was built aside into its place, once all of it is on the disk.
+    /// Renames a staged folder, once it is synced.
     ///
     /// # Errors
-    /// `Error::Io` where the folder cannot be synced or renamed.
+    /// `Error::Io` if the folder cannot be synced or renamed.
     pub fn complete(&self, name: &str) -> Result<PathBuf> {
         let (path, aside) = (self.path.join(name), self.path.join(format!("{name}.tmp")));
         if !self.writes {
@@ -233,43 +229,40 @@ impl RunDir {
         Ok(path)
     }
 
-    /// Folder name of the checkpoint of a step, relative to the run folder.
-    #[must_use]
+    /// Name of a step's checkpoint folder, relative to the run folder.
     pub fn checkpoint_name(step: u64) -> String {
         format!("{CHECKPOINTS}/step-{step:06}")
     }
 
-    /// Complete checkpoints, by step, ascending.
+    /// Complete checkpoints by ascending step.
     ///
     /// # Errors
-    /// `Error::Io` where the folder cannot be read.
+    /// `Error::Io` if the folder cannot be read.
     pub fn checkpoints(&self) -> Result<Vec<(u64, PathBuf)>> {
         let dir = self.path.join(CHECKPOINTS);
         let entries = fs::read_dir(&dir).map_err(Error::io("read", &dir))?;
-        let mut found: Vec<(u64, PathBuf)> = entries
-            .filter_map(|entry| {
-                let path = entry.ok()?.path();
-                let step = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
-                Some((step, path))
-            })
-            .collect();
-        found.sort_unstable();
-        Ok(found)
+        let checkpoints = entries.filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let step = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
+            Some((step, path))
+        });
+        let mut checkpoints: Vec<(u64, PathBuf)> = checkpoints.collect();
+        checkpoints.sort_unstable();
+        Ok(checkpoints)
     }
 
-    /// Removes the oldest checkpoints beyond `keep`, not the one of the step `spared`.
+    /// Removes the oldest checkpoints beyond `keep`, except the one of the step `spared`.
     ///
     /// # Errors
-    /// `Error::Io` where a folder cannot be read or removed.
+    /// `Error::Io` if a folder cannot be read or removed.
     pub fn prune(&self, keep: usize, spared: Option<u64>) -> Result<()> {
         if !self.writes {
             return Ok(());
         }
-        let found = self.checkpoints()?;
-        for (_, path) in found.iter().rev().skip(keep).filter(|(step, _)| Some(*step) != spared) {
+        for (_, path) in self.checkpoints()?.iter().rev().skip(keep).filter(|(step, _)| Some(*step) != spared) {
             discard(path)?;
         }
-        // what a process did not live to remove
+        // folders that a killed process did not remove
         let dir = self.path.join(CHECKPOINTS);
         for entry in fs::read_dir(&dir).map_err(Error::io("read", &dir))? {
             let path = entry.map_err(Error::io("read", &dir))?.path();
@@ -281,7 +274,7 @@ impl RunDir {
     }
 }
 
-/// Removes a folder that others may read, if it is there: renamed first, so that they see all of it or nothing.
+/// Removes a folder, if it exists. Renames it first, so that readers see all of it or nothing.
 fn discard(path: &Path) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(REMOVED);
@@ -291,12 +284,12 @@ fn discard(path: &Path) -> Result<()> {
     clear(&aside)
 }
 
-/// Removes a folder, if it is there.
+/// Removes a folder, if it exists.
 fn clear(path: &Path) -> Result<()> {
     if_there(fs::remove_dir_all(path)).map_err(Error::io("remove", path))
 }
 
-/// Makes a folder's entries durable. Windows has no such call for folders.
+/// Syncs a folder's entries. Windows has no such call for folders.
 fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(unix) {
         File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", path))?;
@@ -304,7 +297,7 @@ fn sync_folder(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same for a folder and those in it.
+/// Syncs a folder and all folders in it.
 fn sync_folders(path: &Path) -> Result<()> {
     for entry in fs::read_dir(path).map_err(Error::io("read", path))? {
         let entry = entry.map_err(Error::io("read", path))?.path();

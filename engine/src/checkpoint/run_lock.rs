@@ -1,6 +1,6 @@
 //! One writer at a time: a locked file in the run folder that names the process.
 //!
-//! The system holds the lock for the process, however that ends, so the file of a process that was killed is taken over.
+//! The system releases the lock when the process ends, so the file of a killed process is taken over.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -12,15 +12,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The file that is locked.
 pub(super) const LOCK: &str = "run.lock";
 
-/// Looks at a file that its writer has locked and not written yet, and the time between two.
-const LOOKS: usize = 20;
-const BETWEEN: Duration = Duration::from_millis(10);
+/// Reads of a locked file that is not written yet.
+const MAX_READS: usize = 20;
 
-/// The lock of a run folder, held as long as this lives.
+/// Time between reads.
+const READ_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Lock of a run folder, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct RunLock(#[expect(dead_code, reason = "the open file is the lock")] File);
 
-/// Who writes a run folder.
+/// Process that writes a run folder.
 #[derive(Debug, Deserialize, Serialize)]
 struct Writer {
     pid: u32,
@@ -33,7 +35,7 @@ impl RunLock {
     /// Locks a run folder.
     ///
     /// # Errors
-    /// `Error::RunBusy` where another process writes it; `Error::Io` where the file cannot be written.
+    /// `Error::RunBusy` if another process writes it; `Error::Io` if the file cannot be written.
     pub fn take(folder: &Path) -> Result<Self> {
         let path = folder.join(LOCK);
         let open = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
@@ -41,8 +43,8 @@ impl RunLock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let writer = Writer::written(&mut file);
-                return Err(Error::RunBusy { path: folder.to_owned(), writer: Writer::described(writer.as_ref()) });
+                let writer = Writer::read(&mut file);
+                return Err(Error::RunBusy { path: folder.to_owned(), writer: Writer::description(writer.as_ref()) });
             }
             // such as a file system over a network without locks
             Err(TryLockError::Error(error)) => {
@@ -52,16 +54,13 @@ impl RunLock {
                 );
             }
         }
-        Writer::this().write(&mut file).map_err(Error::io("write", &path))?;
+        let writer = Writer { pid: std::process::id(), host: host(), started: now() };
+        writer.write(&mut file).map_err(Error::io("write", &path))?;
         Ok(Self(file))
     }
 }
 
 impl Writer {
-    fn this() -> Self {
-        Self { pid: std::process::id(), host: host(), started: now() }
-    }
-
     fn write(&self, file: &mut File) -> std::io::Result<()> {
         file.set_len(0)?;
         file.rewind()?;
@@ -69,20 +68,20 @@ impl Writer {
         file.write_all(b"\n")
     }
 
-    /// What the process that holds the lock has written.
-    fn written(file: &mut File) -> Option<Self> {
-        for _ in 0..LOOKS {
+    /// Reads the writer that holds the lock.
+    fn read(file: &mut File) -> Option<Self> {
+        for _ in 0..MAX_READS {
             let mut text = String::new();
             let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
             if let Some(writer) = read.ok().and_then(|_| serde_json::from_str(&text).ok()) {
                 return Some(writer);
             }
-            std::thread::sleep(BETWEEN);
+            std::thread::sleep(READ_INTERVAL);
         }
         None
     }
 
-    fn described(writer: Option<&Self>) -> String {
+    fn description(writer: Option<&Self>) -> String {
         let Some(Self { pid, host, started }) = writer else {
             return "another process".to_owned();
         };
@@ -95,13 +94,13 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The machine's name.
+/// Name of the machine.
 #[cfg(unix)]
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The machine's name.
+/// Name of the machine.
 #[cfg(not(unix))]
 fn host() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_else(|_| "this machine".to_owned())

@@ -1,35 +1,30 @@
-//! f32 matrices of a checkpoint's trainer folder: in one safetensors file, or in a file a rank with an index.
+//! f32 matrices of a checkpoint's trainer folder: in one safetensors file, or in a file per rank with an index.
 
-use super::sharded::{EARLIER, ShardedTensors, values};
+use super::sharded::{DAMAGED_ADVICE, ShardedTensors, values};
 use crate::{Error, Result};
 use firebrick_backends::host::MappedFile;
-use firebrick_models::decoder::Block;
+use firebrick_models::decoder::ShardSlice;
 use firebrick_models::unit::ParamSpec;
 use safetensors::{Dtype, SafeTensors};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Matrices, opened.
+/// Open files of matrices.
 pub(super) enum SavedTensors {
-    /// In one file.
-    Whole {
-        /// The file.
-        path: PathBuf,
-        /// Its bytes.
-        file: MappedFile,
-    },
-    /// In a file a rank.
+    /// One file.
+    Whole { path: PathBuf, file: MappedFile },
+    /// A file per rank.
     Sharded(ShardedTensors),
 }
 
-/// The same, to be read one at a time.
+/// Parsed files of matrices.
 pub(super) enum TensorReader<'a> {
     Whole { path: &'a Path, tensors: SafeTensors<'a> },
     Sharded(&'a ShardedTensors),
 }
 
 impl SavedTensors {
-    /// Opens `STEM.safetensors`, or what `STEM.index.json` names; `None` where there is neither.
+    /// Opens `STEM.safetensors`, or the files of `STEM.index.json`; `None` if neither exists.
     pub fn find(dir: &Path, stem: &str) -> Result<Option<Self>> {
         if let Some(sharded) = ShardedTensors::open(dir, stem)? {
             return Ok(Some(Self::Sharded(sharded)));
@@ -47,13 +42,13 @@ impl SavedTensors {
         Ok(Self::Whole { path: path.to_owned(), file })
     }
 
-    /// Reads from them.
+    /// Runs `work` on the parsed files.
     pub fn with<T>(&self, work: impl FnOnce(&TensorReader<'_>) -> Result<T>) -> Result<T> {
         match self {
             Self::Sharded(sharded) => work(&TensorReader::Sharded(sharded)),
             Self::Whole { path, file } => {
                 let tensors = SafeTensors::deserialize(file.bytes())
-                    .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {EARLIER}") })?;
+                    .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {DAMAGED_ADVICE}") })?;
                 work(&TensorReader::Whole { path, tensors })
             }
         }
@@ -61,52 +56,37 @@ impl SavedTensors {
 }
 
 impl TensorReader<'_> {
-    /// An error that says what is wrong with the checkpoint.
+    /// Error of a damaged checkpoint.
     pub fn damaged(&self, what: &str) -> Error {
         match self {
             Self::Sharded(sharded) => sharded.damaged(what),
             Self::Whole { path, .. } => {
-                Error::Resume { path: (*path).to_owned(), detail: format!("{what}; {EARLIER}") }
+                Error::Resume { path: (*path).to_owned(), detail: format!("{what}; {DAMAGED_ADVICE}") }
             }
         }
     }
 
-    /// A tensor's values, `None` where there is no such tensor.
+    /// A range of a parameter's values in row-major order; `None` if there is no such tensor. `block` is the part of
+    /// the tensor that is the parameter, if it is not all.
     ///
     /// # Errors
-    /// `Error::Resume` for a tensor of another shape or type; `Error::Io` where a file of shards cannot be read.
-    pub fn read(&self, name: &str, spec: &ParamSpec) -> Result<Option<Vec<f32>>> {
-        self.read_range(name, spec, 0..spec.numel())
-    }
-
-    /// Some of a tensor's values, counted in row-major order.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
-    pub fn read_range(&self, name: &str, spec: &ParamSpec, range: Range<usize>) -> Result<Option<Vec<f32>>> {
-        self.read_shape(name, spec.rows_cols(), range)
-    }
-
-    /// The same of what a rank has of a parameter: `block` says where that lies in the tensor, if it is not all.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
-    pub fn read_own(
+    /// `Error::Resume` for a tensor of another shape or type; `Error::Io` if a file of shards cannot be read.
+    pub fn read(
         &self,
         name: &str,
         spec: &ParamSpec,
-        block: Option<&Block>,
+        block: Option<&ShardSlice>,
         range: Range<usize>,
     ) -> Result<Option<Vec<f32>>> {
         let Some(block) = block else {
-            return self.read_range(name, spec, range);
+            return self.read_shape(name, spec.rows_cols(), range);
         };
         let [rows, columns] = block.whole;
         let whole = self.read_shape(name, block.whole, 0..rows * columns)?;
         Ok(whole.map(|whole| {
-            let mut own = block.of(&whole);
-            own.resize(spec.numel(), 0.0);
-            own[range].to_vec()
+            let mut values = block.slice_of(&whole);
+            values.resize(spec.numel(), 0.0);
+            values[range].to_vec()
         }))
     }
 

@@ -1,5 +1,5 @@
-//! State that ranks share out, in a checkpoint: a safetensors file a rank, which holds its shards flat, and an index
-//! that says where which elements of which tensor are. A checkpoint of any number of ranks is read by any other number.
+//! Sharded state in a checkpoint: a safetensors file per rank with its flat shards, and an index of the elements of all
+//! tensors. Any number of ranks reads a checkpoint of any other number.
 //!
 //! `optimizer.index.json` for moments, `masters.index.json` for f32 masters:
 //!
@@ -8,15 +8,15 @@
 //!   "file": "optimizer-00001-of-00002.safetensors", "offset": 4096, "crc32c": 1234567890}, …]}
 //! ```
 //!
-//! Where ranks share matrices, a shard has elements of a block of its tensor: `"block": [[0, 256], [0, 512]]` are its
-//! rows and columns in the whole, and `range` counts elements of it.
+//! With tensor parallelism, a shard has elements of a block of its tensor: `"block": [[0, 256], [0, 512]]` are its rows
+//! and columns in the tensor, and `range` counts elements of the block.
 
 use super::read_if_there;
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::host::{MappedFile, write_synced};
 use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
-use firebrick_models::decoder::Block;
+use firebrick_models::decoder::ShardSlice;
 use firebrick_models::unit::ParamSpec;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
@@ -24,16 +24,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What to do about a checkpoint that is damaged.
-pub(super) const EARLIER: &str = "delete its step folder and resume from the checkpoint before it";
+/// Advice on a damaged checkpoint.
+pub(super) const DAMAGED_ADVICE: &str = "delete its step folder and resume from the checkpoint before it";
 
-/// The numbers of little-endian bytes.
+/// Values of little-endian bytes.
 pub(super) fn values(bytes: &[u8]) -> impl Iterator<Item = f32> {
     let (values, _) = bytes.as_chunks::<4>();
     values.iter().map(|&value| f32::from_le_bytes(value))
 }
 
-/// Where the elements of all tensors are.
+/// Index of the elements of all tensors.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Index {
     /// Ranks that wrote it, a file each.
@@ -44,48 +44,48 @@ pub(super) struct Index {
 /// Elements of a tensor in one of the files.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Shard {
-    /// The tensor.
+    /// Name of the tensor.
     name: String,
-    /// The whole tensor's rows and columns.
+    /// Rows and columns of the tensor.
     shape: [usize; 2],
-    /// Rows and columns of the tensor that the range is one of, where it is not one of all.
+    /// Rows and columns of the block that the range counts in, if it is not the whole tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block: Option<[[usize; 2]; 2]>,
-    /// The elements that are here, in row-major order: from, and up to.
+    /// Start and end of the elements, in row-major order.
     range: [usize; 2],
-    /// The file beside the index.
+    /// File next to the index.
     file: String,
-    /// Where they begin in it, in bytes; each is an f32 in little-endian order.
+    /// Offset in the file in bytes; elements are f32 in little-endian order.
     offset: usize,
-    /// CRC-32C of their bytes.
+    /// CRC-32C of the bytes.
     crc32c: u32,
 }
 
-/// A tensor's shard that is to be written.
-pub(super) struct Own<'a> {
+/// A shard of a tensor to write.
+pub(super) struct PendingShard<'a> {
     pub name: String,
     shape: [usize; 2],
-    block: Option<Block>,
+    block: Option<ShardSlice>,
     range: Range<usize>,
     read: Box<dyn Fn() -> firebrick_models::Result<Vec<f32>> + 'a>,
 }
 
-impl<'a> Own<'a> {
-    /// Elements `range` of a tensor that has the shape of a parameter, or of its block where the parameter is a part of
-    /// one; `read` gives them. Rows of zeros behind a block are left out.
+impl<'a> PendingShard<'a> {
+    /// Elements `range` of a parameter, which may be a block of a tensor; `read` returns them. Padding rows after a
+    /// block are omitted.
     pub fn new(
         name: String,
         spec: &ParamSpec,
-        block: Option<Block>,
+        block: Option<ShardSlice>,
         range: Range<usize>,
         read: impl Fn() -> firebrick_models::Result<Vec<f32>> + 'a,
     ) -> Self {
-        let real = block.as_ref().map_or(range.end, Block::numel);
+        let real = block.as_ref().map_or(range.end, ShardSlice::numel);
         let range = range.start.min(real)..range.end.min(real);
         let len = range.len();
         Self {
             name,
-            shape: block.as_ref().map_or(spec.rows_cols(), |own| own.whole),
+            shape: block.as_ref().map_or(spec.rows_cols(), |block| block.whole),
             block,
             range,
             read: Box::new(move || {
@@ -96,12 +96,12 @@ impl<'a> Own<'a> {
         }
     }
 
-    /// The elements in a row.
+    /// The elements as a vector.
     fn flat(self) -> LazyTensor<'a> {
         LazyTensor::f32(&[self.range.len()], self.read)
     }
 
-    /// Name and values of a tensor of which all elements are there.
+    /// Name and values of a tensor whose elements are complete.
     pub fn whole(self) -> (String, LazyTensor<'a>) {
         (self.name, LazyTensor::f32(&self.shape, self.read))
     }
@@ -114,17 +114,19 @@ fn index_path(dir: &Path, stem: &str) -> PathBuf {
 /// Name, shape, block and range of a shard.
 type Place = (String, [usize; 2], Option<[[usize; 2]; 2]>, Range<usize>);
 
-/// Writes one rank's shards into a folder that exists, and gives their entries of the index.
-pub(super) fn write(dir: &Path, stem: &str, (rank, ranks): (usize, usize), own: Vec<Own<'_>>) -> Result<Vec<Shard>> {
+/// Writes one rank's shards into an existing folder, and returns their index entries.
+pub(super) fn write(
+    dir: &Path,
+    stem: &str,
+    (rank, ranks): (usize, usize),
+    shards: Vec<PendingShard<'_>>,
+) -> Result<Vec<Shard>> {
     let file = format!("{stem}-{:05}-of-{ranks:05}.safetensors", rank + 1);
     let path = dir.join(&file);
     let (mut places, mut tensors) = (Vec::new(), Vec::new());
-    for shard in own {
+    for shard in shards {
         let name = shard.name.clone();
-        let block = shard.block.as_ref().map(|own| {
-            let ends = |of: &Range<usize>| [of.start, of.end];
-            own.part.each_ref().map(ends)
-        });
+        let block = shard.block.as_ref().map(|block| block.part.each_ref().map(|range| [range.start, range.end]));
         places.push((name.clone(), shard.shape, block, shard.range.clone()));
         tensors.push((name, shard.flat()));
     }
@@ -149,16 +151,16 @@ pub(super) fn write(dir: &Path, stem: &str, (rank, ranks): (usize, usize), own: 
     places.into_iter().map(entry).collect()
 }
 
-/// Puts the entries of all ranks together, and writes the index where this rank writes the run's files.
-pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) -> Result<()> {
+/// Collects the index entries of all ranks, and writes the index on the rank that writes the run's files.
+pub(super) fn write_index(dir: &Path, stem: &str, shards: &[Shard], world: &World) -> Result<()> {
     let path = index_path(dir, stem);
     let bad = |e: serde_json::Error| Error::io("write", &path)(e.into());
-    let all = world.exchange(serde_json::to_vec(own).map_err(bad)?)?;
+    let ranks = world.exchange(serde_json::to_vec(shards).map_err(bad)?)?;
     if !world.writes() {
         return Ok(());
     }
     let mut tensors: Vec<Shard> = Vec::new();
-    for rank in all {
+    for rank in ranks {
         tensors.extend(serde_json::from_slice::<Vec<Shard>>(&rank).map_err(bad)?);
     }
     tensors.sort_by(|a, b| (&a.name, a.block, a.range).cmp(&(&b.name, b.block, b.range)));
@@ -167,7 +169,7 @@ pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) 
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))
 }
 
-/// The shards of a checkpoint, opened.
+/// Open shards of a checkpoint.
 pub(super) struct ShardedTensors {
     path: PathBuf,
     by_name: BTreeMap<String, Vec<Shard>>,
@@ -175,15 +177,15 @@ pub(super) struct ShardedTensors {
 }
 
 impl ShardedTensors {
-    /// Opens what an index names; `None` where there is no index.
+    /// Opens the files of an index; `None` if there is no index.
     pub fn open(dir: &Path, stem: &str) -> Result<Option<Self>> {
         let path = index_path(dir, stem);
         let Some(text) = read_if_there(&path)? else { return Ok(None) };
         let index: Index = serde_json::from_slice(&text)
-            .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {EARLIER}") })?;
+            .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {DAMAGED_ADVICE}") })?;
         let mut this = Self { path, by_name: BTreeMap::new(), files: BTreeMap::new() };
         for shard in index.tensors {
-            // a name with a folder in it would lead out of the checkpoint
+            // a file name with a folder could point outside the checkpoint
             if shard.file.contains(['/', '\\']) {
                 return Err(this.damaged(&format!("{} is not one of its files", shard.file)));
             }
@@ -192,49 +194,46 @@ impl ShardedTensors {
                 let file = MappedFile::open(&path).map_err(Error::io("read", &path))?;
                 this.files.insert(shard.file.clone(), file);
             }
-            let own = this.by_name.entry(shard.name.clone()).or_default();
-            own.push(shard);
+            this.by_name.entry(shard.name.clone()).or_default().push(shard);
         }
         Ok(Some(this))
     }
 
     pub fn damaged(&self, what: &str) -> Error {
-        Error::Resume { path: self.path.clone(), detail: format!("{what}; {EARLIER}") }
+        Error::Resume { path: self.path.clone(), detail: format!("{what}; {DAMAGED_ADVICE}") }
     }
 
-    /// Some elements of a tensor, from however many shards they lie in; `None` where there is no such tensor.
+    /// A range of a tensor's elements, from any number of shards; `None` if there is no such tensor.
     pub fn read(&self, name: &str, shape: [usize; 2], range: Range<usize>) -> Result<Option<Vec<f32>>> {
         let Some(shards) = self.by_name.get(name) else {
             return Ok(None);
         };
         if shards.iter().any(|shard| shard.block.is_some()) {
-            let whole = self.of_blocks(name, shape, shards)?;
+            let whole = self.join_blocks(name, shape, shards)?;
             return Ok(Some(whole[range].to_vec()));
         }
-        let mut found = Vec::with_capacity(range.len());
+        let mut elements = Vec::with_capacity(range.len());
         for shard in shards {
             if shard.shape != shape {
                 return Err(self.damaged(&format!("tensor {name} has the shape {:?}, expected {shape:?}", shard.shape)));
             }
             let [start, end] = shard.range;
-            let next = range.start + found.len();
-            // in the order of their elements
+            let next = range.start + elements.len();
+            // shards are in the order of their elements
             if start <= next && next < end.min(range.end) {
-                let all = self.bytes(shard)?;
-                let own = next - start..end.min(range.end) - start;
-                found.extend(values(&all[4 * own.start..4 * own.end]));
+                let bytes = self.bytes(shard)?;
+                elements.extend(values(&bytes[4 * (next - start)..4 * (end.min(range.end) - start)]));
             }
         }
-        if found.len() < range.len() {
-            return Err(
-                self.damaged(&format!("tensor {name} lacks the elements from {} on", range.start + found.len()))
-            );
+        if elements.len() < range.len() {
+            let next = range.start + elements.len();
+            return Err(self.damaged(&format!("tensor {name} lacks the elements from {next} on")));
         }
-        Ok(Some(found))
+        Ok(Some(elements))
     }
 
-    /// A tensor that blocks make up.
-    fn of_blocks(&self, name: &str, shape: [usize; 2], shards: &[Shard]) -> Result<Vec<f32>> {
+    /// A tensor joined from blocks.
+    fn join_blocks(&self, name: &str, shape: [usize; 2], shards: &[Shard]) -> Result<Vec<f32>> {
         let mut whole = vec![None; shape[0] * shape[1]];
         for shard in shards {
             if shard.shape != shape {
@@ -255,14 +254,14 @@ impl ShardedTensors {
                 }
             }
         }
-        let found = whole.iter().flatten().count();
-        if found != whole.len() {
-            return Err(self.damaged(&format!("tensor {name} has {} elements, and its blocks {found}", whole.len())));
+        let count = whole.iter().flatten().count();
+        if count != whole.len() {
+            return Err(self.damaged(&format!("tensor {name} has {} elements, and its blocks {count}", whole.len())));
         }
         Ok(whole.into_iter().flatten().collect())
     }
 
-    /// The bytes of a shard, which have to be those that were written.
+    /// The bytes of a shard, checked against its CRC.
     fn bytes(&self, shard: &Shard) -> Result<&[u8]> {
         let [start, end] = shard.range;
         let len = 4 * end.saturating_sub(start);

@@ -1,11 +1,11 @@
-//! A configuration put together in code.
+//! Builder of a configuration in code.
 
 use super::critic::CriticConfig;
 use super::lora::LoraSettings;
 use super::model::ModelConfig;
 use super::rollout::RolloutConfig;
 use super::run::RunConfig;
-use super::sft::{SftConfig, WarmupConfig};
+use super::sft::SftConfig;
 use super::trainer::TrainerConfig;
 use super::update::UpdateConfig;
 use crate::objective::{Objective, ObjectiveConfig};
@@ -18,17 +18,18 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// Puts a [`RunConfig`] together: see [`RunConfig::builder`].
+/// Builds a [`RunConfig`]: see [`RunConfig::builder`].
 #[derive(Clone, Debug, Default)]
+#[must_use]
 pub struct RunConfigBuilder {
     config: RunConfig,
-    /// Whether the precision was set, which a preset then leaves as it is.
-    precise: bool,
+    /// True if the precision was set, so that a preset does not change it.
+    has_precision: bool,
 }
 
 impl RunConfig {
-    /// Puts a configuration together section by section. It needs a model and an output folder; every other section is
-    /// that of [`RunConfig::default`] until it is set.
+    /// Builds a configuration by sections. It needs a model and an output folder; other sections default to those of
+    /// [`RunConfig::default`].
     ///
     /// ```
     /// use firebrick_engine::config::{RolloutConfig, RunConfig, parse};
@@ -55,15 +56,13 @@ impl RunConfig {
     /// assert_eq!(config, parse(yaml, &[])?);
     /// # Ok::<(), firebrick_engine::Error>(())
     /// ```
-    #[must_use]
     pub fn builder() -> RunConfigBuilder {
         RunConfigBuilder::default()
     }
 
-    /// The configuration as a run uses it: settings that follow from others are filled in (a critic with default
-    /// settings where the objective needs one, the defaults of new `LoRA` adapters), and everything is checked. Reading
-    /// a configuration file does this, and so do [`RunConfigBuilder::build`] and
-    /// [`TrainerBuilder::build`](crate::trainer::TrainerBuilder::build).
+    /// The configuration with derived settings (a critic with default settings if the objective needs one, the defaults
+    /// of new `LoRA` adapters), checked. Reading a configuration file, [`RunConfigBuilder::build`] and
+    /// [`TrainerBuilder::build`](crate::trainer::TrainerBuilder::build) do this.
     ///
     /// # Errors
     ///
@@ -72,7 +71,7 @@ impl RunConfig {
         self.complete();
         self.check()?;
         if let Some(lora) = &mut self.model.lora {
-            lora.spell_out();
+            lora.resolve();
         }
         if let Some(task) = &mut self.task {
             task.spell_out();
@@ -80,146 +79,87 @@ impl RunConfig {
         Ok(self)
     }
 
-    /// Fills in a critic with default settings where the objective needs one.
+    /// Adds a critic with default settings if the objective needs one.
     pub(super) fn complete(&mut self) {
-        if self.objective.build().is_ok_and(|own| own.needs().values) {
+        if self.objective.build().is_ok_and(|objective| objective.needs().values) {
             self.critic.get_or_insert_default();
         }
     }
 }
 
-impl RunConfigBuilder {
-    /// The whole `model` section.
-    #[must_use]
-    pub fn model(mut self, model: ModelConfig) -> Self {
-        self.config.model = model;
-        self
-    }
+/// Methods that set a field of the configuration.
+macro_rules! setters {
+    ($($(#[$doc:meta])+ $name:ident($value:ty) => $section:ident $(. $field:ident)?;)+) => {
+        impl RunConfigBuilder {
+            $($(#[$doc])+
+            pub fn $name(mut self, $name: $value) -> Self {
+                self.config.$section $(.$field)? = $name.into();
+                self
+            })+
+        }
+    };
+}
 
-    /// Starts from a Hugging Face checkpoint folder. A relative path is relative to where the program runs, as all
-    /// paths are.
-    #[must_use]
+setters! {
+    /// The whole `model` section.
+    model(ModelConfig) => model;
+    /// Trains `LoRA` adapters; the model's own weights do not change.
+    lora(LoraSettings) => model.lora;
+    /// Prompts and rewards. Not needed with a custom task
+    /// ([`TrainerBuilder::task`](crate::trainer::TrainerBuilder::task)).
+    task(TaskConfig) => task;
+    /// The run folder: it is created, and must not hold another run.
+    output(impl Into<PathBuf>) => output;
+    /// The objective: an [`Algorithm`](crate::objective::Algorithm) with its settings, or single settings.
+    objective(impl Into<ObjectiveConfig>) => objective;
+    /// Sampling during training and validation.
+    rollout(RolloutConfig) => rollout;
+    /// Division of rollouts into optimizer steps.
+    update(UpdateConfig) => update;
+    /// The policy's optimizer in RL steps.
+    optim(OptimConfig) => optim;
+    /// The critic. An objective that needs one defaults to [`CriticConfig::default`].
+    critic(CriticConfig) => critic;
+    /// Number of steps, batch size, seed, and intervals of validations and checkpoints.
+    trainer(TrainerConfig) => trainer;
+    /// Supervised training before the first RL step.
+    warmup(SftConfig) => warmup.sft;
+    /// Supervised training, for a run in [`Mode::Sft`](super::Mode::Sft).
+    sft(SftConfig) => sft;
+    /// Memory settings, or a [`Preset`](firebrick_plan::Preset) of them. Sizes are in bytes and tokens. Other sections
+    /// of a preset are set by [`build`](Self::build): the precision unless [`precision`](Self::precision) was called,
+    /// and keys of `rollout` that have their default.
+    memory(impl Into<MemoryConfig>) => memory;
+    /// The device; by default the best one.
+    device(DeviceSpec) => device;
+}
+
+impl RunConfigBuilder {
+    /// Starts from a Hugging Face checkpoint folder. A relative path is relative to the working directory, as all paths
+    /// are.
     pub fn model_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.config.model.path = Some(path.into());
         self
     }
 
     /// Starts from random weights of an architecture: keys and values of a Hugging Face `config.json` (`model_type`,
-    /// `hidden_size`, …). `vocab_size` is the tokenizer's unless it is given.
-    #[must_use]
+    /// `hidden_size`, …). `vocab_size` defaults to the tokenizer's.
     pub fn model_arch<K: Into<String>>(mut self, config: impl IntoIterator<Item = (K, Value)>) -> Self {
-        let entries = config.into_iter().map(|(key, value)| (key.into(), value));
-        self.config.model.arch = Some(entries.collect());
+        self.config.model.arch = Some(config.into_iter().map(|(key, value)| (key.into(), value)).collect());
         self
     }
 
     /// With [`model_arch`](Self::model_arch): a folder with tokenizer files. Without it, every character of the task's
     /// alphabet is a token.
-    #[must_use]
     pub fn tokenizer(mut self, folder: impl Into<PathBuf>) -> Self {
         self.config.model.tokenizer = Some(folder.into());
         self
     }
 
-    /// Trains `LoRA` adapters; the model's own weights stay as they are.
-    #[must_use]
-    pub fn lora(mut self, lora: LoraSettings) -> Self {
-        self.config.model.lora = Some(lora);
-        self
-    }
-
-    /// Prompts and rewards. Not needed with a task of your own
-    /// ([`TrainerBuilder::task`](crate::trainer::TrainerBuilder::task)).
-    #[must_use]
-    pub fn task(mut self, task: TaskConfig) -> Self {
-        self.config.task = Some(task);
-        self
-    }
-
-    /// The run folder: it is created, and must not hold another run.
-    #[must_use]
-    pub fn output(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.config.output = folder.into();
-        self
-    }
-
-    /// The objective: an [`Algorithm`](crate::objective::Algorithm) with its own settings, or settings one by one.
-    #[must_use]
-    pub fn objective(mut self, objective: impl Into<ObjectiveConfig>) -> Self {
-        self.config.objective = objective.into();
-        self
-    }
-
-    /// Sampling during training and validation.
-    #[must_use]
-    pub fn rollout(mut self, rollout: RolloutConfig) -> Self {
-        self.config.rollout = rollout;
-        self
-    }
-
-    /// How rollouts become optimizer steps.
-    #[must_use]
-    pub fn update(mut self, update: UpdateConfig) -> Self {
-        self.config.update = update;
-        self
-    }
-
-    /// The policy's optimizer in RL steps.
-    #[must_use]
-    pub fn optim(mut self, optim: OptimConfig) -> Self {
-        self.config.optim = optim;
-        self
-    }
-
-    /// The critic of an objective that has one. Without it, such an objective gets [`CriticConfig::default`].
-    #[must_use]
-    pub fn critic(mut self, critic: CriticConfig) -> Self {
-        self.config.critic = Some(critic);
-        self
-    }
-
-    /// Number of steps, batch size, seed, and how often the run validates and saves.
-    #[must_use]
-    pub fn trainer(mut self, trainer: TrainerConfig) -> Self {
-        self.config.trainer = trainer;
-        self
-    }
-
-    /// Supervised training before the first RL step.
-    #[must_use]
-    pub fn warmup(mut self, sft: SftConfig) -> Self {
-        self.config.warmup = WarmupConfig { sft: Some(sft) };
-        self
-    }
-
-    /// Supervised training, for a run in [`Mode::Sft`](super::Mode::Sft).
-    #[must_use]
-    pub fn sft(mut self, sft: SftConfig) -> Self {
-        self.config.sft = Some(sft);
-        self
-    }
-
-    /// Memory settings, or a [`Preset`](firebrick_plan::Preset) of them. Sizes are in bytes and tokens. What a preset
-    /// sets outside of this section is set by [`build`](Self::build): the precision unless
-    /// [`precision`](Self::precision) was called, and keys of `rollout` that have their default.
-    #[must_use]
-    pub fn memory(mut self, memory: impl Into<MemoryConfig>) -> Self {
-        self.config.memory = memory.into();
-        self
-    }
-
-    /// The device that computes; by default the best one.
-    #[must_use]
-    pub fn device(mut self, device: DeviceSpec) -> Self {
-        self.config.device = device;
-        self
-    }
-
     /// The float type of parameters and activations; by default f32.
-    #[must_use]
     pub fn precision(mut self, precision: Precision) -> Self {
         self.config.precision = precision;
-        self.precise = true;
+        self.has_precision = true;
         self
     }
 
@@ -227,15 +167,14 @@ impl RunConfigBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) with the key of a setting that cannot work, or of what is missing: a
-    /// model, the output folder.
+    /// [`Error::Config`](crate::Error::Config) with the key of an invalid or missing setting.
     pub fn build(mut self) -> Result<RunConfig> {
-        self.take_preset()?;
+        self.apply_preset()?;
         self.config.resolve()
     }
 
-    /// Takes what the preset of the memory section sets beside it, as a file with the same settings does.
-    fn take_preset(&mut self) -> Result<()> {
+    /// Applies the preset to other sections, as for a file with the same settings.
+    fn apply_preset(&mut self) -> Result<()> {
         let config = &mut self.config;
         let Some(preset) = config.memory.preset else {
             return Ok(());
@@ -246,10 +185,10 @@ impl RunConfigBuilder {
         let mut root = Map::new();
         root.insert("memory".into(), Value::Object(memory));
         root.insert("rollout".into(), Value::Object(rollout));
-        if self.precise {
+        if self.has_precision {
             root.insert(PRECISION.into(), config.precision.name().into());
         }
-        config.applied_preset = AppliedPreset::lay_under(&mut root);
+        config.applied_preset = AppliedPreset::merge_into(&mut root);
         let unread = |e: serde_json::Error| Error::Config(format!("memory.preset: {preset}: {e}"));
         if let Some(precision) = root.remove(PRECISION) {
             config.precision = serde_json::from_value(precision).map_err(unread)?;
@@ -268,8 +207,7 @@ fn changed<T: Serialize>(section: &T, from: &T) -> Map<String, Value> {
         _ => Map::new(),
     };
     let from = keys(from);
-    let own = keys(section).into_iter();
-    own.filter(|(key, value)| from.get(key) != Some(value)).collect()
+    keys(section).into_iter().filter(|(key, value)| from.get(key) != Some(value)).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What of a configuration cannot work, refused before anything is loaded.
+//! Checks of a configuration, before anything is loaded.
 
 use super::run::RunConfig;
 use super::schema::SCHEMA;
@@ -10,44 +10,43 @@ use crate::{Error, Result};
 use firebrick_settings::violations;
 
 impl RunConfig {
-    /// Refuses settings that cannot work, before anything is loaded: the first of [`problems`](Self::problems).
+    /// Checks the settings, before anything is loaded.
     ///
     /// # Errors
-    /// `Error::Config`, with the key, what was found and what is allowed.
+    /// `Error::Config`, the first of [`problems`](Self::problems), with the key, its value and the allowed ones.
     pub fn check(&self) -> Result<()> {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// All settings that cannot work, one error each: what the schema does not allow, or else what settings say
-    /// together. What a section says by itself ends with its first mistake.
-    #[must_use]
+    /// Invalid settings, one error each: violations of the schema, or else contradictions of settings, the first one of
+    /// each section.
     pub fn problems(&self) -> Vec<Error> {
-        let refused = violations(&SCHEMA, &serde_json::to_value(self).unwrap_or_default());
-        if !refused.is_empty() {
-            return refused.into_iter().map(|own| Error::Config(own.message)).collect();
+        let violations = violations(&SCHEMA, &serde_json::to_value(self).unwrap_or_default());
+        if !violations.is_empty() {
+            return violations.into_iter().map(|violation| Error::Config(violation.message)).collect();
         }
         if *self != self.clone() {
             return vec![Error::Config("a number of the configuration is NaN".into())];
         }
-        let mut found = vec![self.check_model(), self.check_lora()];
-        found.push(self.rollout.check(self.precision).map_err(Error::Config));
-        found.extend([self.check_sampling(), self.check_groups()]);
-        found.push(self.trainer.logger.check(cfg!(feature = "trackio")).map_err(Error::Config));
+        let mut checks = vec![self.check_model(), self.check_lora()];
+        checks.push(self.rollout.check(self.precision).map_err(Error::Config));
+        checks.extend([self.check_sampling(), self.check_groups()]);
+        checks.push(self.trainer.logger.check(cfg!(feature = "trackio")).map_err(Error::Config));
         match self.objective.build() {
             Ok(objective) => {
-                found.push(self.check_objective(&objective));
-                found.push(self.check_critic(objective.needs().values));
+                checks.push(self.check_objective(&objective));
+                checks.push(self.check_critic(objective.needs().values));
             }
-            Err(error) => found.push(Err(error)),
+            Err(error) => checks.push(Err(error)),
         }
-        found.extend(self.memory.checks().map(|own| own.map_err(Error::from)));
-        found.push(self.optim.check_schedule("optim", self.trainer.steps));
+        checks.extend(self.memory.checks().map(|check| check.map_err(Error::from)));
+        checks.push(self.optim.check_schedule("optim", self.trainer.steps));
         for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
             if let Some(sft) = sft {
-                found.push(sft.check(section, section == "warmup.sft"));
+                checks.push(sft.check(section, section == "warmup.sft"));
             }
         }
-        found.into_iter().filter_map(Result::err).collect()
+        checks.into_iter().filter_map(Result::err).collect()
     }
 
     fn check_model(&self) -> Result<()> {
@@ -86,7 +85,7 @@ impl RunConfig {
         self.rollout.sampling(Vec::new()).check().map_err(|e| Error::Config(format!("rollout: {e}")))
     }
 
-    /// Refuses an objective that the rest of the run cannot serve.
+    /// Rejects an objective that the rest of the run does not support.
     fn check_objective(&self, objective: &PolicyGradient) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("objective: {what}")));
         let best_of_two = matches!(objective.advantages().estimator(), Some(AdvantageEstimator::PassAtK(_)));
@@ -105,7 +104,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// A critic where the objective has one, and nowhere else.
+    /// Checks that there is a critic if and only if the objective needs one.
     fn check_critic(&self, values: bool) -> Result<()> {
         match &self.critic {
             Some(critic) if values && critic.shared_trunk && !self.memory.critic.is_empty() => Err(Error::Config(

@@ -54,10 +54,10 @@ pub struct CriticModel {
 }
 
 impl CriticConfig {
-    /// Refuses settings that cannot work in a run of so many steps.
+    /// Checks the settings for a run of `steps` steps.
     ///
     /// # Errors
-    /// `Error::Config` with the key, what was found and what is allowed.
+    /// `Error::Config` with the key, its value and the allowed ones.
     pub fn check(&self, steps: u64) -> Result<()> {
         if self.shared_trunk {
             return self.check_shared();
@@ -77,55 +77,51 @@ impl CriticConfig {
         Ok(())
     }
 
-    /// Refuses what a critic that is part of the policy cannot have of its own.
+    /// Rejects settings of a separate critic.
     fn check_shared(&self) -> Result<()> {
-        let bad = |what: &str| Err(Error::Config(format!("critic.{what}")));
-        if self.model != CriticModel::default() {
-            return bad(
+        let separate = [
+            (
+                self.model != CriticModel::default(),
                 "model.path loads a separate model, but critic.shared_trunk: true uses the policy's; remove one of them",
-            );
-        }
-        if self.optim != Self::default().optim {
-            return bad(
+            ),
+            (
+                self.optim != Self::default().optim,
                 "optim: with critic.shared_trunk: true policy and value head share the optimizer in `optim`; only \
                  critic.head_lr is separate",
-            );
-        }
-        if self.ulysses_sequence_parallel_size.is_some() {
-            return bad(
+            ),
+            (
+                self.ulysses_sequence_parallel_size.is_some(),
                 "ulysses_sequence_parallel_size applies to a separate critic, but critic.shared_trunk: true uses the \
                  policy's; remove it, or set memory.ulysses_sequence_parallel_size",
-            );
+            ),
+            (
+                self.warmup > 0,
+                "warmup updates the critic without the policy, but with critic.shared_trunk: true they are one model; \
+                 remove it, or use a separate critic",
+            ),
+        ];
+        match separate.into_iter().find(|(is_set, _)| *is_set) {
+            Some((_, message)) => Err(Error::Config(format!("critic.{message}"))),
+            None => Ok(()),
         }
-        if self.warmup > 0 {
-            return bad(
-                "warmup updates the critic without the policy, but with critic.shared_trunk: true they are one model; remove \
-                 it, or use a separate critic",
-            );
-        }
-        Ok(())
     }
 
-    /// The value head's learning rate over the policy's, at every step.
-    #[must_use]
+    /// Learning rate of the value head relative to the policy's.
     pub fn value_rate(&self, policy: &OptimConfig) -> f64 {
         self.head_lr.map_or(1.0, |lr| lr / policy.lr)
     }
 
-    /// Its loss.
-    #[must_use]
+    /// Value loss.
     pub fn loss(&self) -> ValueLoss {
         ValueLoss { clip_range: self.cliprange_value }
     }
 
-    /// The policy's loss with its own, where both have one trunk.
-    #[must_use]
+    /// Loss of policy and value head with a shared trunk.
     pub fn joint_loss<'l>(&self, tokens: &'l dyn TokenLoss) -> HeadLoss<'l> {
         HeadLoss::Joint { tokens, values: self.loss(), coefficient: self.vf_coef }
     }
 
     /// Weights of the tokens of one optimizer step, given each sequence's number of scored tokens.
-    #[must_use]
     pub fn weights(&self, lengths: &[usize], max_length: usize) -> Vec<Vec<f64>> {
         let mut by = Denominators::new(lengths, max_length);
         by.scale *= by.sequences;

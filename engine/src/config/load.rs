@@ -1,4 +1,4 @@
-//! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
+//! Conversion of YAML and `key.path=value` overrides to a [`RunConfig`].
 
 use super::RunConfig;
 use super::model::is_template;
@@ -11,112 +11,109 @@ use firebrick_settings::{lay_defaults, violations};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// What a path of a configuration is.
+/// Kind of a path in a configuration.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Named {
-    /// A file or a folder of this machine.
+enum PathKind {
+    /// A local file or folder.
     Local,
-    /// The same, or what is fetched from the Hub; also several of them.
+    /// Local paths or names of the Hub.
     Hub,
-    /// A program: by its name alone it is looked for on the path.
+    /// A program: a bare name is searched in `PATH`.
     Program,
-    /// A chat template: its file, or its Jinja text, which is kept.
+    /// A chat template: its file, or its Jinja text, which is unchanged.
     Template,
-    /// An argument of a program, or a folder that is relative to where the program runs: only its home folder is
-    /// resolved.
-    Kept,
+    /// An argument of a program, or a folder relative to the working directory: only `~` is resolved.
+    Unchanged,
 }
 
-/// All keys that name files, as JSON pointers; `*` is each entry of a list.
-const PATHS: [(&str, Named); 20] = [
-    ("/output", Named::Kept),
-    ("/model/path", Named::Hub),
-    ("/model/tokenizer", Named::Hub),
-    ("/model/chat_template", Named::Template),
-    ("/model/lora/path", Named::Hub),
-    ("/critic/model/path", Named::Hub),
-    ("/task/train", Named::Hub),
-    ("/task/validation", Named::Hub),
-    ("/task/environment/file", Named::Local),
-    ("/task/environment/python", Named::Program),
-    ("/task/rewards/*/path", Named::Hub),
-    ("/task/rewards/*/file", Named::Local),
-    ("/task/rewards/*/python", Named::Program),
-    ("/task/rewards/*/folder", Named::Local),
-    ("/task/rewards/*/command", Named::Program),
-    ("/sft/train", Named::Hub),
-    ("/sft/validation", Named::Hub),
-    ("/warmup/sft/train", Named::Hub),
-    ("/warmup/sft/validation", Named::Hub),
-    ("/memory/plan", Named::Local),
+/// Keys that name files, as JSON pointers; `*` is each entry of a list.
+const PATHS: [(&str, PathKind); 20] = [
+    ("/output", PathKind::Unchanged),
+    ("/model/path", PathKind::Hub),
+    ("/model/tokenizer", PathKind::Hub),
+    ("/model/chat_template", PathKind::Template),
+    ("/model/lora/path", PathKind::Hub),
+    ("/critic/model/path", PathKind::Hub),
+    ("/task/train", PathKind::Hub),
+    ("/task/validation", PathKind::Hub),
+    ("/task/environment/file", PathKind::Local),
+    ("/task/environment/python", PathKind::Program),
+    ("/task/rewards/*/path", PathKind::Hub),
+    ("/task/rewards/*/file", PathKind::Local),
+    ("/task/rewards/*/python", PathKind::Program),
+    ("/task/rewards/*/folder", PathKind::Local),
+    ("/task/rewards/*/command", PathKind::Program),
+    ("/sft/train", PathKind::Hub),
+    ("/sft/validation", PathKind::Hub),
+    ("/warmup/sft/train", PathKind::Hub),
+    ("/warmup/sft/validation", PathKind::Hub),
+    ("/memory/plan", PathKind::Local),
 ];
 
 /// Makes the paths of a configuration absolute: relative ones are below `base`, and `~/` is the home folder.
 pub(super) fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {
-    for (pointer, named) in PATHS {
+    for (pointer, kind) in PATHS {
         let keys: Vec<&str> = pointer.split('/').skip(1).collect();
         let Some((first, rest)) = keys.split_first() else { continue };
         if let Some(section) = root.get_mut(*first) {
-            resolve_below(section, rest, named, base)?;
+            resolve_below(section, rest, kind, base)?;
         }
     }
     Ok(())
 }
 
-fn resolve_below(at: &mut Value, keys: &[&str], named: Named, base: &Path) -> Result<()> {
+fn resolve_below(at: &mut Value, keys: &[&str], kind: PathKind, base: &Path) -> Result<()> {
     match (keys.split_first(), at) {
-        (None, at) => resolve(at, named, base),
+        (None, at) => resolve(at, kind, base),
         (Some((&"*", rest)), Value::Array(list)) => {
-            list.iter_mut().try_for_each(|one| resolve_below(one, rest, named, base))
+            list.iter_mut().try_for_each(|entry| resolve_below(entry, rest, kind, base))
         }
         (Some((key, rest)), Value::Object(section)) => match section.get_mut(*key) {
-            Some(next) => resolve_below(next, rest, named, base),
+            Some(next) => resolve_below(next, rest, kind, base),
             None => Ok(()),
         },
-        // what has another shape is refused when it is read
+        // other shapes are rejected when they are read
         _ => Ok(()),
     }
 }
 
-/// Resolves a path: one by itself, or in a list of paths or of `{path, weight}`, or under the names of sets. Of a list
-/// that is a command only the first entry is a program. Names of the Hub stay as they are.
-fn resolve(value: &mut Value, named: Named, base: &Path) -> Result<()> {
+/// Resolves a path, or all paths in a list of paths or of `{path, weight}`, or under the names of sets. Only the first
+/// entry of a command is a program. Names of the Hub are unchanged.
+fn resolve(value: &mut Value, kind: PathKind, base: &Path) -> Result<()> {
     match value {
         Value::String(text) => {
             *text = expand_home(Path::new(&text)).to_string_lossy().into_owned();
-            let stays = match named {
-                Named::Local => false,
-                Named::Hub => HubName::is_one(text, base),
-                Named::Program => Path::new(text).components().count() == 1,
-                Named::Kept => true,
-                Named::Template => is_template(text),
+            let is_unchanged = match kind {
+                PathKind::Local => false,
+                PathKind::Hub => HubName::is_one(text, base),
+                PathKind::Program => Path::new(text).components().count() == 1,
+                PathKind::Unchanged => true,
+                PathKind::Template => is_template(text),
             };
-            if !stays {
+            if !is_unchanged {
                 let path = base.join(&text);
                 let path = std::path::absolute(&path).map_err(Error::io("resolve", path))?;
                 *text = path.to_string_lossy().into_owned();
             }
             Ok(())
         }
-        Value::Array(list) if named == Named::Program => list.iter_mut().enumerate().try_for_each(|(at, one)| {
-            let named = if at == 0 { Named::Program } else { Named::Kept };
-            resolve(one, named, base)
+        Value::Array(list) => list.iter_mut().enumerate().try_for_each(|(at, entry)| {
+            let is_argument = kind == PathKind::Program && at > 0;
+            resolve(entry, if is_argument { PathKind::Unchanged } else { kind }, base)
         }),
-        Value::Array(list) => list.iter_mut().try_for_each(|one| resolve(one, named, base)),
         Value::Object(entry) => match entry.get_mut("path") {
-            Some(path @ Value::String(_)) => resolve(path, named, base),
+            Some(path @ Value::String(_)) => resolve(path, kind, base),
             Some(_) => Ok(()),
-            None => entry.values_mut().try_for_each(|one| resolve(one, named, base)),
+            None => entry.values_mut().try_for_each(|path| resolve(path, kind, base)),
         },
         _ => Ok(()),
     }
 }
 
-/// Applies overrides, takes out the sections that null turns off, and puts the named algorithm's settings under those
-/// of the objective.
-pub(super) fn override_all(root: &mut Map<String, Value>, overrides: &[String]) -> Result<()> {
+/// Applies overrides, removes sections that are null, and adds the settings of the named algorithm to the objective.
+pub(super) fn apply_overrides(root: &mut Map<String, Value>, overrides: &[String]) -> Result<()> {
     for text in overrides {
-        // before each, so that `objective.x=…` finds a section where the file has a name alone
+        // before each, so that `objective.x=…` finds a section if the file has only a name
         if let Some(section) = root.get_mut("objective") {
             ObjectiveConfig::name_section(section);
         }
@@ -130,9 +127,9 @@ pub(super) fn override_all(root: &mut Map<String, Value>, overrides: &[String]) 
     Ok(())
 }
 
-/// A configuration as it is written, with a preset's settings under it: not checked yet.
+/// A configuration with a preset's settings, unchecked.
 pub(super) fn read(mut root: Map<String, Value>) -> Result<RunConfig> {
-    let applied_preset = AppliedPreset::lay_under(&mut root);
+    let applied_preset = AppliedPreset::merge_into(&mut root);
     let mut root = Value::Object(root);
     lay_defaults(&SCHEMA, &mut root);
     let config: Result<RunConfig, _> = serde_path_to_error::deserialize(root);
@@ -140,8 +137,7 @@ pub(super) fn read(mut root: Map<String, Value>) -> Result<RunConfig> {
     Ok(RunConfig { applied_preset, ..config })
 }
 
-/// Sets one value: `a.b.c=1`; entries of lists go by their number, from 0. The value is read as YAML, so that numbers,
-/// lists and `null` work.
+/// Sets one value: `a.b.c=1`, with entries of lists by number from 0. The value is YAML.
 fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
     let Some((path, value)) = text.split_once('=') else {
         return Err(Error::Config(format!("override {text:?} must have the form key.path=value")));
@@ -157,13 +153,13 @@ fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
     done.map_err(|what| Error::Config(format!("override {text:?}: {what}")))
 }
 
-/// The paths that overrides set, as JSON pointers.
+/// Paths of overrides, as JSON pointers.
 pub(super) fn overridden(overrides: &[String]) -> Vec<String> {
     let paths = overrides.iter().filter_map(|text| text.split_once('='));
     paths.map(|(path, _)| format!("/{}", path.replace('.', "/"))).collect()
 }
 
-/// Sets the value at a path below `at`, which is called `name`; sections that are missing are made.
+/// Sets the value at a path below `at`, which has the name `name`. Creates missing sections.
 fn set(at: &mut Value, name: &str, keys: &[&str], value: Value) -> Result<(), String> {
     let Some((key, rest)) = keys.split_first() else {
         *at = value;

@@ -1,4 +1,4 @@
-//! `trainer.logger`: where a run is reported.
+//! `trainer.logger`: destinations of metrics and progress.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -34,8 +34,8 @@ enum OneOrMany {
 }
 
 impl From<OneOrMany> for Loggers {
-    fn from(given: OneOrMany) -> Self {
-        match given {
+    fn from(loggers: OneOrMany) -> Self {
+        match loggers {
             OneOrMany::One(logger) => Self::new([logger]),
             OneOrMany::Many(loggers) => Self::new(loggers),
         }
@@ -56,28 +56,26 @@ impl Default for Loggers {
 }
 
 impl Loggers {
-    /// Each of these once, and the run folder's files.
-    #[must_use]
+    /// Each destination once, and the run folder's files.
     pub fn new(loggers: impl IntoIterator<Item = Logger>) -> Self {
-        let mut own = Vec::new();
+        let mut unique = Vec::new();
         for logger in loggers.into_iter().chain([Logger::File]) {
-            if !own.contains(&logger) {
-                own.push(logger);
+            if !unique.contains(&logger) {
+                unique.push(logger);
             }
         }
-        Self(own)
+        Self(unique)
     }
 
-    /// Whether a run is reported there.
-    #[must_use]
+    /// Returns true if a destination is among them.
     pub fn has(&self, logger: Logger) -> bool {
         self.0.contains(&logger)
     }
 
-    /// Refuses a tracker that a build does not have.
+    /// Rejects a tracker that the build lacks.
     ///
     /// # Errors
-    /// The message, with the Cargo feature that adds the tracker.
+    /// The message, with the Cargo feature of the tracker.
     pub(super) fn check(&self, has_trackio: bool) -> Result<(), String> {
         if self.has(Logger::Trackio) && !has_trackio {
             return Err("trainer.logger: this build has no trackio; remove it, use tensorboard, or build with \
@@ -87,7 +85,7 @@ impl Loggers {
         Ok(())
     }
 
-    /// All of them, in the order in which they were given.
+    /// All destinations, in their order.
     pub fn iter(&self) -> impl Iterator<Item = Logger> {
         self.0.iter().copied()
     }

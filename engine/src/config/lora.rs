@@ -9,7 +9,7 @@ use firebrick_models::{Arch, BaseFormat, Decoder};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// PEFT's word for every projection.
+/// PEFT's name for all projections.
 const ALL_LINEAR: &str = "all-linear";
 
 /// The `model.lora` section, under the names of verl's `model.lora`. PEFT's and verl's flat names (`r`, `lora_alpha`,
@@ -67,16 +67,15 @@ impl TargetModules {
 }
 
 impl LoraSettings {
-    /// The settings of an adapter folder and nothing else.
-    #[must_use]
-    pub fn at(path: PathBuf) -> Self {
+    /// The settings of an adapter folder.
+    pub fn from_folder(path: PathBuf) -> Self {
         Self { path: Some(path), ..Self::default() }
     }
 
-    /// Refuses settings that cannot work.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// `Error::Config` without a base model, and for a rank, alpha, dropout or module that cannot be.
+    /// `Error::Config` without a base model, and for an invalid rank, alpha, dropout or module.
     pub fn check(&self, has_base: bool) -> Result<()> {
         if !has_base {
             return Err(Error::Config(
@@ -87,8 +86,8 @@ impl LoraSettings {
         self.over(&LoraConfig::default(), None).map(|_| ())
     }
 
-    /// Spells out every default, where they are not those of an adapter folder.
-    pub fn spell_out(&mut self) {
+    /// Sets absent values to their defaults, unless an adapter folder has them.
+    pub fn resolve(&mut self) {
         if self.path.is_some() {
             return;
         }
@@ -100,7 +99,7 @@ impl LoraSettings {
         self.target_modules.get_or_insert_with(|| TargetModules::Word(ALL_LINEAR.into()));
     }
 
-    /// Settings over those of something else.
+    /// Settings on top of base settings.
     fn over(&self, base: &LoraConfig, arch: Option<&Arch>) -> Result<LoraConfig> {
         let lora = LoraConfig {
             rank: self.rank.unwrap_or(base.rank),
@@ -109,27 +108,23 @@ impl LoraSettings {
             dropout: self.dropout.unwrap_or(base.dropout),
             target_modules: self.targets(&base.target_modules, arch)?,
         };
-        match lora.check() {
-            Ok(()) => Ok(lora),
-            Err(e) => Err(Error::Config(format!("model.lora: {e}"))),
-        }
+        lora.check().map_err(|e| Error::Config(format!("model.lora: {e}")))?;
+        Ok(lora)
     }
 
-    /// Modules and parameters of experts: those that are named here, of those of something else what is not.
+    /// Modules and parameters of experts: the named ones, else those of the base settings.
     fn targets(&self, base: &[TargetModule], arch: Option<&Arch>) -> Result<Vec<TargetModule>> {
         let stacked = arch.is_some_and(Arch::stacks_experts);
-        let kept = |parameters: bool| {
-            let own = base.iter().copied();
-            own.filter(move |target| (stacked && target.is_expert()) == parameters)
-        };
+        let inherited =
+            |parameters: bool| base.iter().copied().filter(move |target| (stacked && target.is_expert()) == parameters);
         let modules = self.target_modules.as_ref().map(TargetModules::parse);
         let mut targets = match modules.transpose()? {
             Some(named) => named,
-            None => kept(false).collect(),
+            None => inherited(false).collect(),
         };
         match self.parameters()? {
             Some(named) => targets.extend(named),
-            None => targets.extend(kept(true)),
+            None => targets.extend(inherited(true)),
         }
         targets.sort_unstable();
         targets.dedup();
@@ -137,17 +132,15 @@ impl LoraSettings {
     }
 
     fn parameters(&self) -> Result<Option<Vec<TargetModule>>> {
-        let named = self.target_parameters.as_deref();
-        let named = named.map(TargetModule::parse_parameters);
-        let parse = named.transpose();
-        parse.map_err(|e| Error::Config(format!("model.lora.target_parameters: {e}")))
+        let parsed = self.target_parameters.as_deref().map(TargetModule::parse_parameters).transpose();
+        parsed.map_err(|e| Error::Config(format!("model.lora.target_parameters: {e}")))
     }
 
-    /// What the adapters will look like, without reading any weights.
+    /// Shape of the adapters, without reading weights.
     ///
     /// # Errors
-    /// `Error::Config` for settings out of range, or modules that the model lacks; `Error::Model` and `Error::Hub`
-    /// where the folder at `path` cannot be read.
+    /// `Error::Config` for settings out of range, or modules that the model lacks; `Error::Model` and `Error::Hub` if
+    /// the folder at `path` cannot be read.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
         let base = match &self.path {
             Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::Config)?)?,
@@ -157,28 +150,23 @@ impl LoraSettings {
         self.in_arch(shape, arch)
     }
 
-    /// The settings with the modules that a model has; those that are named must be among them.
+    /// The settings with the modules that a model has, which must include the named ones.
     fn in_arch(&self, lora: LoraConfig, arch: &Arch) -> Result<LoraConfig> {
-        let named = |key: &str, check: std::result::Result<(), String>| {
-            check.map_err(|e| Error::Config(format!("model.lora.{key}: {e}")))
-        };
-        if let Some(TargetModules::Names(names)) = &self.target_modules {
-            let targets = TargetModules::Names(names.clone()).parse()?;
-            named("target_modules", LoraConfig::check_names(&targets, arch))?;
+        let with_key = |key: &'static str| move |e: String| Error::Config(format!("model.lora.{key}: {e}"));
+        if let Some(names @ TargetModules::Names(_)) = &self.target_modules {
+            LoraConfig::check_names(&names.parse()?, arch).map_err(with_key("target_modules"))?;
         }
         if let Some(targets) = self.parameters()? {
-            let check = LoraConfig::check_parameters(&targets, arch);
-            named("target_parameters", check)?;
+            LoraConfig::check_parameters(&targets, arch).map_err(with_key("target_parameters"))?;
         }
         Ok(lora.in_arch(arch))
     }
 
-    /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at
-    /// `path`.
+    /// The policy at the start of a run: the base model with fresh adapters by seed, or those of the folder at `path`.
     ///
     /// # Errors
-    /// As [`Self::shape`]; `Error::Config` too where the settings differ from those of the folder, `Error::Model` where
-    /// its weights do not fit.
+    /// As [`Self::shape`]; `Error::Config` also if the settings differ from those of the folder, `Error::Model` if its
+    /// weights do not fit.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
             let lora = self.over(&LoraConfig::default(), Some(base.whole_arch()))?;
@@ -186,30 +174,31 @@ impl LoraSettings {
             return Ok(base.with_fresh_adapters(lora, seed)?);
         };
         let decoder = load_adapter(base, &model_folder(path, ModelFiles::All)?)?;
-        let Some(own) = decoder.lora().cloned() else {
+        let Some(saved) = decoder.lora().cloned() else {
             unreachable!("loaded with adapters");
         };
-        let wanted = self.over(&own, Some(base.whole_arch()))?;
-        let wanted = self.in_arch(wanted, base.whole_arch())?;
-        agree(&wanted, &own, base.whole_arch(), path)?;
-        Ok(decoder.with_adapter_dropout(wanted.dropout))
+        let configured = self.over(&saved, Some(base.whole_arch()))?;
+        let configured = self.in_arch(configured, base.whole_arch())?;
+        check_equal(&configured, &saved, base.whole_arch(), path)?;
+        Ok(decoder.with_adapter_dropout(configured.dropout))
     }
 }
 
-/// What decides the adapter's shape and scale is the folder's; only dropout, which training alone uses, may be another.
-fn agree(wanted: &LoraConfig, own: &LoraConfig, arch: &Arch, path: &Path) -> Result<()> {
+/// Rejects settings of shape and scale that differ from those of an adapter folder. Dropout, which only training uses,
+/// may differ.
+fn check_equal(configured: &LoraConfig, saved: &LoraConfig, arch: &Arch, path: &Path) -> Result<()> {
     let modules = |lora: &LoraConfig| lora.modules(arch).join(", ");
     let parameters = |lora: &LoraConfig| lora.parameters(arch).join(", ");
     let rows = [
-        ("rank", wanted.rank.to_string(), own.rank.to_string()),
-        ("alpha", wanted.alpha.to_string(), own.alpha.to_string()),
-        ("use_rslora", wanted.use_rslora.to_string(), own.use_rslora.to_string()),
-        ("target_modules", modules(wanted), modules(own)),
-        ("target_parameters", parameters(wanted), parameters(own)),
+        ("rank", configured.rank.to_string(), saved.rank.to_string()),
+        ("alpha", configured.alpha.to_string(), saved.alpha.to_string()),
+        ("use_rslora", configured.use_rslora.to_string(), saved.use_rslora.to_string()),
+        ("target_modules", modules(configured), modules(saved)),
+        ("target_parameters", parameters(configured), parameters(saved)),
     ];
-    match rows.into_iter().find(|(_, wanted, own)| wanted != own) {
-        Some((key, wanted, own)) => Err(Error::Config(format!(
-            "model.lora.{key} is {wanted}, but the adapter in {} has {own}; remove the key to use the adapter's",
+    match rows.into_iter().find(|(_, configured, saved)| configured != saved) {
+        Some((key, configured, saved)) => Err(Error::Config(format!(
+            "model.lora.{key} is {configured}, but the adapter in {} has {saved}; remove the key to use the adapter's",
             path.display()
         ))),
         None => Ok(()),

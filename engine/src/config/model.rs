@@ -30,16 +30,16 @@ pub struct ModelConfig {
     pub lora: Option<LoraSettings>,
 }
 
-/// Whether a text is a template itself, and not the name of its file.
+/// Returns true if a text is a template, not the name of its file.
 pub(crate) fn is_template(text: &str) -> bool {
     text.contains("{{") || text.contains("{%")
 }
 
 impl ModelConfig {
-    /// The chat template that takes the place of the tokenizer's, if there is one.
+    /// The configured chat template, if there is one.
     ///
     /// # Errors
-    /// `Error::Io` where its file cannot be read.
+    /// `Error::Io` if its file cannot be read.
     pub fn template(&self) -> Result<Option<String>> {
         let read = |file: &PathBuf| match file.to_str().filter(|text| is_template(text)) {
             Some(text) => Ok(text.to_owned()),
@@ -48,7 +48,7 @@ impl ModelConfig {
         self.chat_template.as_ref().map(read).transpose()
     }
 
-    /// Refuses what cannot work with a model of this architecture.
+    /// Rejects settings that an architecture does not support.
     pub(crate) fn check_for(&self, arch: &Arch) -> Result<()> {
         let coefficient = self.router_aux_loss_coef;
         if coefficient > 0.0 && arch.expert_layers().next().is_none() {

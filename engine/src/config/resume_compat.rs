@@ -1,12 +1,11 @@
-//! What may change between the sessions of a run.
+//! Settings that may change between the sessions of a run.
 
 use crate::config::{Mode, RunConfig};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Keys beside `memory` and `device` that are about memory, time and the division of work: they change no token and no
-/// update.
+/// Keys besides `memory` and `device` that change no token and no update.
 const FREE: [&str; 13] = [
     "/rollout/tensor_model_parallel_size",
     "/rollout/max_num_seqs",
@@ -23,14 +22,14 @@ const FREE: [&str; 13] = [
     "/task/environment/workers",
 ];
 
-/// The same of each reward.
+/// Such keys of each reward.
 const FREE_OF_REWARDS: [&str; 4] = ["workers", "device", "score_tokens", "param_offload"];
 
-/// Most characters of a value that a message shows.
-const SHOWN: usize = 40;
+/// Maximum characters of a value in a message.
+const MAX_CHARS: usize = 40;
 
-/// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too,
-/// and so may the keys `same`, whose files have been compared.
+/// Checks that only length, intervals, device and memory of a run change between sessions, besides keys that the mode
+/// does not read, and the keys `same`, whose files have been compared.
 pub(crate) fn check_resume_compat(
     earlier: &RunConfig,
     now: &RunConfig,
@@ -51,40 +50,40 @@ pub(crate) fn check_resume_compat(
     let mut changed = Vec::new();
     for key in used.iter().chain(&["precision", "allow_tf32", "deterministic"]).chain(trainer) {
         let path = format!("/{key}");
-        let of = |own: &Value| own.pointer(&path).cloned().unwrap_or_default();
-        differences(&path, &of(&before), &of(&after), &mut changed);
+        let [before, after] = [&before, &after].map(|config| config.pointer(&path).cloned().unwrap_or_default());
+        differences(&path, &before, &after, &mut changed);
     }
     changed.retain(|path| !names_same(path, same));
     if changed.is_empty() {
         return Ok(());
     }
-    let named: Vec<String> = changed.iter().map(|path| described(path, &whole)).collect();
+    let changes: Vec<String> = changed.iter().map(|path| describe(path, &whole)).collect();
     let detail = format!(
         "the configuration differs from that of the run in {}; change it back, or start a new run with another \
          `output`",
-        named.join(", ")
+        changes.join(", ")
     );
     Err(Error::Resume { path: now.output.clone(), detail })
 }
 
-/// Whether a path is one of these keys, or an element of its list.
+/// Returns true if a path is one of these keys, or an element of its list.
 fn names_same(path: &str, same: &BTreeSet<String>) -> bool {
     let key = dotted(path);
     let element = key.rsplit_once('.').filter(|(_, at)| at.parse::<usize>().is_ok());
     same.contains(&key) || element.is_some_and(|(list, _)| same.contains(list))
 }
 
-/// A path as configurations spell keys.
+/// A JSON pointer as a dotted key.
 fn dotted(path: &str) -> String {
     path.trim_start_matches('/').replace('/', ".")
 }
 
-/// A configuration without what may change.
+/// A configuration without the values that may change.
 fn compared(config: &RunConfig, whole: &Value, mode: Mode) -> Value {
     let mut value = whole.clone();
     if mode == Mode::Sft {
         let section = if config.sft.is_some() { "/sft" } else { "/warmup/sft" };
-        // how long, but not by what it is counted
+        // the length may change, but not its unit
         for key in ["steps", "epochs"] {
             let length = value.pointer_mut(&format!("{section}/{key}"));
             if let Some(length) = length.filter(|l| l.is_number()) {
@@ -104,31 +103,31 @@ fn compared(config: &RunConfig, whole: &Value, mode: Mode) -> Value {
     value
 }
 
-/// Adds the places below a path at which two values differ.
-fn differences(path: &str, before: &Value, after: &Value, found: &mut Vec<String>) {
+/// Adds the JSON pointers below a path at which two values differ.
+fn differences(path: &str, before: &Value, after: &Value, changed: &mut Vec<String>) {
     match (before, after) {
         (Value::Object(one), Value::Object(other)) => {
             let new = other.keys().filter(|key| !one.contains_key(*key));
             for key in one.keys().chain(new) {
-                let of = |own: &serde_json::Map<String, Value>| own.get(key).cloned().unwrap_or_default();
-                differences(&format!("{path}/{key}"), &of(one), &of(other), found);
+                let [one, other] = [one, other].map(|map| map.get(key).unwrap_or(&Value::Null));
+                differences(&format!("{path}/{key}"), one, other, changed);
             }
         }
         (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
             for (at, (one, other)) in one.iter().zip(other).enumerate() {
-                differences(&format!("{path}/{at}"), one, other, found);
+                differences(&format!("{path}/{at}"), one, other, changed);
             }
         }
-        _ if before != after => found.push(path.to_owned()),
+        _ if before != after => changed.push(path.to_owned()),
         _ => {}
     }
 }
 
-/// A key with what it was and what it is, where that is short.
-fn described(path: &str, [before, after]: &[Value; 2]) -> String {
+/// A key with both values, if they are short.
+fn describe(path: &str, [before, after]: &[Value; 2]) -> String {
     let key = dotted(path);
     let [before, after] = [before, after].map(|whole| whole.pointer(path).unwrap_or(&Value::Null).to_string());
-    if before.len().max(after.len()) > SHOWN {
+    if before.len().max(after.len()) > MAX_CHARS {
         return key;
     }
     format!("{key} ({after}, it was {before})")
@@ -153,8 +152,8 @@ trainer: {steps: 4}
 ";
 
     fn resumed(more: &[&str], mode: Mode) -> std::result::Result<(), String> {
-        let more: Vec<String> = more.iter().map(|&own| own.to_owned()).collect();
-        let [before, now] = [&[][..], &more].map(|own| parse(CONFIG, own).unwrap());
+        let more: Vec<String> = more.iter().map(|&text| text.to_owned()).collect();
+        let [before, now] = [&[][..], &more].map(|overrides| parse(CONFIG, overrides).unwrap());
         check_resume_compat(&before, &now, mode, &BTreeSet::new()).map_err(|error| error.to_string())
     }
 
@@ -205,7 +204,7 @@ trainer: {steps: 4}
             ("task.rewards.1.path=a", "task.rewards.1.path=b", "task.rewards.1.path"),
             ("model.path=a", "model.path=b", "model.path"),
         ] {
-            let [before, now] = [before, now].map(|own| parse(CONFIG, &[own.to_owned()]).unwrap());
+            let [before, now] = [before, now].map(|text| parse(CONFIG, &[text.to_owned()]).unwrap());
             check_resume_compat(&before, &now, Mode::Rl, &same(&[key])).expect(key);
             let others = same(&["task", "task.rewards", "task.rewards.0", "model", "task.validation"]);
             let message = check_resume_compat(&before, &now, Mode::Rl, &others).expect_err(key).to_string();

@@ -1,4 +1,4 @@
-//! The `rollout` section, what of it can be refused, and dynamic sampling.
+//! The `rollout` section, its checks, and dynamic sampling.
 
 use crate::plan::size::Bytes;
 use crate::task::{ToolParser, ToolRole};
@@ -115,25 +115,6 @@ pub struct MultiTurn {
     pub tool_role: ToolRole,
 }
 
-impl RolloutConfig {
-    /// Refuses settings that an architecture has no use for, or that are not built for it.
-    pub(crate) fn check_for(&self, arch: &Arch) -> Result<()> {
-        let experts = arch.expert_layers().next().is_some();
-        let refuse = |message: &str| Err(Error::Config(message.to_owned()));
-        match (self.router_replay, experts) {
-            (true, false) => refuse("rollout.router_replay is true, but the model has no experts; remove the key"),
-            (true, true) if arch.windows.iter().all(Option::is_some) => refuse(
-                "rollout.router_replay is true, but every layer of the model has a sliding window, and sliding-window \
-                 layers evict KV blocks together with their recorded expert routes; set rollout.router_replay: false",
-            ),
-            _ if experts && self.quantization.is_some() => {
-                refuse("rollout.quantization is not built for experts; remove the key to sample in the run's precision")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// Sampling in validation, under verl's names (`rollout.val_kwargs`).
 #[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -171,42 +152,6 @@ impl ValidationSampling {
     }
 }
 
-impl RolloutConfig {
-    /// Sampling parameters of training.
-    #[must_use]
-    pub fn sampling(&self, stop_ids: Vec<u32>) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature,
-            top_k: usize::try_from(self.top_k).ok(),
-            top_p: self.top_p,
-            min_p: self.min_p,
-            max_new_tokens: self.response_length,
-            stop_ids,
-            stop_strings: self.stop.clone(),
-        }
-    }
-
-    /// Sampling of validation, with the limits of training.
-    #[must_use]
-    pub fn validation(&self, stop_ids: Vec<u32>) -> SamplingParams {
-        let own = Self {
-            temperature: self.val_kwargs.temperature,
-            top_k: self.val_kwargs.top_k,
-            top_p: self.val_kwargs.top_p,
-            min_p: 0.0,
-            ..self.clone()
-        };
-        own.sampling(stop_ids)
-    }
-
-    /// Greedy sampling with the same limits, for baselines.
-    #[must_use]
-    pub fn greedy(&self, stop_ids: Vec<u32>) -> SamplingParams {
-        let free = Self { temperature: 0.0, top_k: -1, top_p: 1.0, min_p: 0.0, ..self.clone() };
-        free.sampling(stop_ids)
-    }
-}
-
 /// Replacement of groups whose rewards are all equal, under the names of verl's `algorithm.filter_groups`.
 #[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -227,11 +172,10 @@ pub struct DynamicSampling {
 }
 
 impl DynamicSampling {
-    /// The whole reward as `metric`.
+    /// Value of `metric` for the total reward.
     pub const SCORE: &'static str = "score";
 
-    /// Prompts to draw where so many groups are missing.
-    #[must_use]
+    /// Prompts to draw for `missing` groups.
     pub fn prompts(&self, missing: usize) -> usize {
         if self.enable { (missing as f64 * self.oversampling).ceil() as usize } else { missing }
     }
@@ -248,32 +192,53 @@ impl DynamicSampling {
 }
 
 impl RolloutConfig {
-    /// Most tokens of a completion of the longest prompt.
-    #[must_use]
+    /// Sampling parameters of training.
+    pub fn sampling(&self, stop_ids: Vec<u32>) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature,
+            top_k: usize::try_from(self.top_k).ok(),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            max_new_tokens: self.response_length,
+            stop_ids,
+            stop_strings: self.stop.clone(),
+        }
+    }
+
+    /// Sampling of validation, with the limits of training.
+    pub fn validation(&self, stop_ids: Vec<u32>) -> SamplingParams {
+        let ValidationSampling { temperature, top_k, top_p, .. } = self.val_kwargs;
+        Self { temperature, top_k, top_p, min_p: 0.0, ..self.clone() }.sampling(stop_ids)
+    }
+
+    /// Greedy sampling with the same limits, for baselines.
+    pub fn greedy(&self, stop_ids: Vec<u32>) -> SamplingParams {
+        Self { temperature: 0.0, top_k: -1, top_p: 1.0, min_p: 0.0, ..self.clone() }.sampling(stop_ids)
+    }
+
+    /// Maximum tokens of a completion of the longest prompt.
     pub fn longest_response(&self) -> usize {
-        let room = self.max_model_len.map(|most| most.saturating_sub(self.prompt_length));
+        let room = self.max_model_len.map(|max| max.saturating_sub(self.prompt_length));
         self.response_length.min(room.unwrap_or(usize::MAX))
     }
 
-    /// Which decoding steps are captured as graphs.
-    #[must_use]
+    /// Graph capture of decoding steps.
     pub fn cuda_graphs(&self) -> CudaGraphs {
         CudaGraphs { enforce_eager: self.enforce_eager, capture_sizes: self.cudagraph_capture_sizes.clone() }
     }
 
-    /// What completions are sampled in, in a run of this precision.
-    #[must_use]
+    /// Precision of sampling, in a run of precision `run`.
     pub fn precision(&self, run: Precision) -> Precision {
         self.precision.unwrap_or(run)
     }
 
-    /// Refuses what a backend cannot sample with, in a run of this precision.
+    /// Rejects settings that a backend does not support, in a run of precision `run`.
     ///
     /// # Errors
-    /// `Error::Config` with the setting, and what to change.
+    /// `Error::Config` with the setting and a remedy.
     pub fn check_on(&self, backend: Backend, run: Precision) -> Result<()> {
         let sampled = self.precision(run);
-        if let (Some(setting), Backend::Cpu) = (self.asks_for_graphs(), backend) {
+        if let (Some(setting), Backend::Cpu) = (self.requires_graphs(), backend) {
             return Err(Error::Config(format!(
                 "rollout.{setting} requires captured graphs, but the CPU launches no kernels that a graph could replay \
                  and always runs eagerly; remove it"
@@ -288,8 +253,8 @@ impl RolloutConfig {
         }
     }
 
-    /// The setting that asks for captured graphs, if one does.
-    pub(crate) fn asks_for_graphs(&self) -> Option<&'static str> {
+    /// The setting that requires captured graphs, if one does.
+    pub(crate) fn requires_graphs(&self) -> Option<&'static str> {
         match (self.enforce_eager, &self.cudagraph_capture_sizes) {
             (Some(false), _) => Some("enforce_eager: false"),
             (_, Some(_)) => Some("cudagraph_capture_sizes"),
@@ -297,12 +262,12 @@ impl RolloutConfig {
         }
     }
 
-    /// Refuses to capture the decoding steps of a model that has none to capture.
+    /// Rejects graph capture for a model without decoding steps to capture.
     ///
     /// # Errors
     /// `Error::Config` with the setting.
-    pub fn check_graphs_of(&self, arch: &Arch) -> Result<()> {
-        match self.asks_for_graphs() {
+    pub fn check_graphs(&self, arch: &Arch) -> Result<()> {
+        match self.requires_graphs() {
             Some(setting) if !arch.decodes_in_kernels() => Err(Error::Config(format!(
                 "rollout.{setting} requires captured graphs, but {} decodes layer by layer (experts, gated attention \
                  or linear attention): nothing can be captured; remove it",
@@ -323,10 +288,10 @@ impl RolloutConfig {
                     .into(),
             );
         }
-        let most = self.max_num_seqs;
-        match sizes.iter().find(|&&size| size == 0 || size > most) {
+        let max = self.max_num_seqs;
+        match sizes.iter().find(|&&size| size == 0 || size > max) {
             Some(size) => Err(format!(
-                "rollout.cudagraph_capture_sizes has {size}, and a decoding step has 1 to {most} sequences (rollout.max_num_seqs)"
+                "rollout.cudagraph_capture_sizes has {size}, and a decoding step has 1 to {max} sequences (rollout.max_num_seqs)"
             )),
             None => Ok(()),
         }
@@ -345,9 +310,9 @@ impl RolloutConfig {
                 self.max_num_batched_tokens, self.max_num_seqs
             ));
         }
-        if let Some(most) = self.max_model_len.filter(|&most| most <= self.prompt_length) {
+        if let Some(max) = self.max_model_len.filter(|&max| max <= self.prompt_length) {
             return Err(format!(
-                "rollout.max_model_len ({most}) must be above rollout.prompt_length ({}), or the longest prompts get no \
+                "rollout.max_model_len ({max}) must be above rollout.prompt_length ({}), or the longest prompts get no \
                  completion",
                 self.prompt_length
             ));
@@ -361,6 +326,23 @@ impl RolloutConfig {
         }
         self.val_kwargs.check()?;
         self.dynamic_sampling.check(self.n)
+    }
+
+    /// Rejects settings that an architecture does not support.
+    pub(crate) fn check_for(&self, arch: &Arch) -> Result<()> {
+        let experts = arch.expert_layers().next().is_some();
+        let refuse = |message: &str| Err(Error::Config(message.to_owned()));
+        match (self.router_replay, experts) {
+            (true, false) => refuse("rollout.router_replay is true, but the model has no experts; remove the key"),
+            (true, true) if arch.windows.iter().all(Option::is_some) => refuse(
+                "rollout.router_replay is true, but every layer of the model has a sliding window, and sliding-window \
+                 layers evict KV blocks together with their recorded expert routes; set rollout.router_replay: false",
+            ),
+            _ if experts && self.quantization.is_some() => {
+                refuse("rollout.quantization is not built for experts; remove the key to sample in the run's precision")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -378,13 +360,13 @@ mod tests {
             Arch::from_config(config.as_object().unwrap(), Path::new("config.json")).unwrap()
         };
         let [dense, experts] = ["qwen3", "qwen3_moe"].map(arch);
-        let asked = RolloutConfig { enforce_eager: Some(false), ..RolloutConfig::default() };
-        asked.check_graphs_of(&dense).unwrap();
-        let refused = asked.check_graphs_of(&experts).unwrap_err().to_string();
+        let eager = RolloutConfig { enforce_eager: Some(false), ..RolloutConfig::default() };
+        eager.check_graphs(&dense).unwrap();
+        let refused = eager.check_graphs(&experts).unwrap_err().to_string();
         assert!(refused.contains("rollout.enforce_eager: false") && refused.contains("qwen3_moe"), "{refused}");
         for unasked in [None, Some(true)] {
             let config = RolloutConfig { enforce_eager: unasked, ..RolloutConfig::default() };
-            config.check_graphs_of(&experts).unwrap();
+            config.check_graphs(&experts).unwrap();
         }
     }
 }

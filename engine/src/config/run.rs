@@ -1,4 +1,4 @@
-//! The whole configuration of a run, and what its sections say together.
+//! The whole configuration of a run.
 
 use super::critic::CriticConfig;
 use super::model::ModelConfig;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::path::PathBuf;
 
-/// How a device is spelled, for the schema.
+/// Pattern of a device, for the schema.
 const DEVICE: &str = r"^(auto|(cpu|cuda|wgpu|vulkan|metal)(:[0-9]+)?)$";
 
 /// A training run. `config.yaml` in the run folder is the resolved configuration with every default.
@@ -70,41 +70,35 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// The critic's settings, where it shares the policy's trunk.
-    #[must_use]
+    /// Settings of a critic that shares the policy's trunk.
     pub fn shared_critic(&self) -> Option<&CriticConfig> {
         self.critic.as_ref().filter(|critic| critic.shared_trunk)
     }
 
-    /// Those of a critic that is a model of its own.
-    #[must_use]
+    /// Settings of a separate critic.
     pub fn own_critic(&self) -> Option<&CriticConfig> {
         self.critic.as_ref().filter(|critic| !critic.shared_trunk)
     }
 
-    /// How many ranks share the sequences of a critic that is a model of its own, where it says so itself.
-    #[must_use]
+    /// Ulysses degree of a separate critic, if it is set.
     pub fn critic_sequences(&self) -> Option<usize> {
-        let critic = self.own_critic()?;
-        critic.ulysses_sequence_parallel_size
+        self.own_critic()?.ulysses_sequence_parallel_size
     }
 
-    /// The number format of the policy's layers, where they are a frozen base in few bits.
-    #[must_use]
+    /// Format of the policy's quantized base, if it has one.
     pub fn base(&self) -> Option<BaseFormat> {
         self.model.lora.as_ref().and_then(|lora| lora.base)
     }
 
-    /// The copies that sampling makes of the matrices. The rule for exact ones, for products with few rows: where all
-    /// weights are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
-    #[must_use]
+    /// Copies of the matrices for sampling. Exact ones, for matmuls with few rows, are made by default if all weights
+    /// are trained, so that gradients later need as much memory, and there is no budget.
     pub fn prepack(&self) -> Prepack {
         let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
         Prepack { panels: self.rollout.pack_weights.unwrap_or_else(rule), quantization: self.rollout.quantization }
     }
 
-    /// Gives up what `memory.preset` set and the device cannot do, so that the configuration is one that runs there;
-    /// what is written stays. Each value is reported with the reason, and kept in [`AppliedPreset::left_out`].
+    /// Drops values of `memory.preset` that the device does not support. Each one is reported with the reason, and
+    /// added to [`AppliedPreset::left_out`].
     pub fn restrict_to(&mut self, device: &DeviceAbilities) {
         let planned = self.memory.budget.is_some() || self.memory.plan.is_some();
         for (key, because) in self.applied_preset.beyond(device, planned) {
@@ -112,7 +106,7 @@ impl RunConfig {
         }
     }
 
-    /// Gives up a value that `memory.preset` set; nothing where it was written.
+    /// Drops a value of `memory.preset`; nothing if the configuration sets it.
     pub(crate) fn leave_out(&mut self, key: &str, because: &str) {
         if !self.applied_preset.sets(key) {
             return;
@@ -128,18 +122,17 @@ impl RunConfig {
         }
     }
 
-    /// Whether the loss of a model that is trained is scaled.
-    #[must_use]
+    /// Returns true if the loss of a trained model is scaled.
     pub fn scales_loss(&self) -> bool {
         let critic = self.own_critic().map(|critic| &critic.optim);
         let mut optims = std::iter::once(&self.optim).chain(critic);
         optims.any(|optim| optim.scaler(self.precision).is_some())
     }
 
-    /// The same run as YAML, complete: every default spelled out.
+    /// The configuration as YAML, with all defaults.
     ///
     /// # Errors
-    /// `Error::Config` where a value has no form in YAML.
+    /// `Error::Config` if a value cannot be serialized.
     pub fn to_yaml(&self) -> Result<String> {
         serde_saphyr::to_string(self)
             .map_err(|e| Error::Config(format!("cannot write the resolved configuration: {e}")))

@@ -1,4 +1,4 @@
-//! The configuration as a JSON Schema, for editors and for finding every mistake of a file at once.
+//! JSON Schema of the configuration, for editors and for finding all problems of a file at once.
 
 use super::run::RunConfig;
 use firebrick_settings::{Key, schema_of};
@@ -12,9 +12,7 @@ pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| firebrick_settings
 
 /// The JSON Schema (draft 7, without references) of a configuration file.
 ///
-/// A number's range is the range that the key takes by itself; what keys say together is not in a schema, and
-/// [`RunConfig::problems`] finds it.
-#[must_use]
+/// The schema has no constraints between keys, which [`RunConfig::problems`] checks.
 pub fn schema() -> Value {
     let mut schema = schema_of::<RunConfig>();
     let required = schema["required"].clone();
@@ -22,7 +20,7 @@ pub fn schema() -> Value {
         if name == "objective" {
             name_objective(section);
         }
-        if !required.as_array().is_some_and(|required| required.iter().any(|own| own == name)) {
+        if !required.as_array().is_some_and(|required| required.iter().any(|key| key == name)) {
             allow_null(section);
         }
     }
@@ -31,18 +29,16 @@ pub fn schema() -> Value {
 }
 
 /// All keys of a configuration, in the order of the sections.
-#[must_use]
 pub fn keys() -> Vec<Key> {
     KEYS.clone()
 }
 
-/// The paths of the keys that a name is closest to, the closest first.
-#[must_use]
+/// Paths of the keys that are most similar to a name, the most similar first.
 pub fn nearest_keys(name: &str, count: usize) -> Vec<String> {
     firebrick_settings::nearest_keys(&KEYS, name, count).into_iter().map(str::to_owned).collect()
 }
 
-/// `objective` may be a name alone.
+/// Allows a name as `objective`.
 fn name_objective(section: &mut Value) {
     let mut whole = section.take();
     let description = whole.as_object_mut().and_then(|whole| whole.remove("description"));
@@ -54,14 +50,14 @@ fn name_objective(section: &mut Value) {
     *section = json!({"description": description, "anyOf": [name, whole]});
 }
 
-/// A section may be null, which turns it off.
+/// Allows null, which turns a section off.
 fn allow_null(section: &mut Value) {
     if section["type"] == "object" {
         section["type"] = json!(["object", "null"]);
-    } else if let Some(Value::Array(all)) = section.get_mut("anyOf")
-        && !all.iter().any(|one| one["type"] == "null")
+    } else if let Some(Value::Array(types)) = section.get_mut("anyOf")
+        && !types.iter().any(|kind| kind["type"] == "null")
     {
-        all.push(json!({"type": "null"}));
+        types.push(json!({"type": "null"}));
     }
 }
 

@@ -1,5 +1,6 @@
-//! Settings of supervised training.
+//! Settings of supervised training, and the mode of a run.
 
+use super::run::RunConfig;
 use crate::optim::OptimConfig;
 use crate::{Error, Result};
 use firebrick_models::tokenizer::SpecialTokens;
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::path::PathBuf;
 
-/// Optimizer steps where neither `steps` nor `epochs` is given.
+/// Optimizer steps without `steps` and `epochs`.
 const DEFAULT_STEPS: u64 = 100;
 
 /// Settings of supervised training.
@@ -43,7 +44,7 @@ pub struct SftConfig {
 }
 
 impl SftConfig {
-    /// Refuses settings that cannot work. `warm_up`: whether they are `warmup.sft` and not `sft`.
+    /// Checks the settings of `warmup.sft` (`warm_up`) or `sft`.
     pub(super) fn check(&self, section: &str, warm_up: bool) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("{section}{what}")));
         if self.steps.is_some() && self.epochs.is_some() {
@@ -58,7 +59,7 @@ impl SftConfig {
         Ok(())
     }
 
-    /// Optimizer steps over so many examples; `None` where they are endless.
+    /// Optimizer steps over a number of examples; `None` for an endless task.
     ///
     /// # Errors
     /// `Error::Config` for epochs of an endless task.
@@ -79,4 +80,43 @@ impl SftConfig {
 pub struct WarmupConfig {
     /// Supervised training on rows or the task's solutions.
     pub sft: Option<SftConfig>,
+}
+
+/// Kind of training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Reinforcement learning: `firebrick train`.
+    #[default]
+    Rl,
+    /// Supervised training: `firebrick sft`.
+    Sft,
+}
+
+/// Mode that a configuration is written for: supervised with an `sft` section, or with rows and no task.
+pub fn mode_of(config: &RunConfig) -> Mode {
+    if config.sft.is_some() || needs_no_task(config) { Mode::Sft } else { Mode::Rl }
+}
+
+/// Returns true if a configuration needs no task: it trains on the rows of a file.
+pub fn needs_no_task(config: &RunConfig) -> bool {
+    let sft = config.sft.as_ref().or(config.warmup.sft.as_ref());
+    config.task.is_none() && sft.is_some_and(|sft| sft.train.is_some())
+}
+
+/// Settings of supervised training in a mode, and their section in the configuration.
+///
+/// # Errors
+/// `Error::Config` in [`Mode::Sft`] without an `sft` or `warmup.sft` section.
+pub fn sft_of(config: &RunConfig, mode: Mode) -> Result<Option<(&'static str, SftConfig)>> {
+    let warm_up = config.warmup.sft.clone().map(|sft| ("warmup.sft", sft));
+    match mode {
+        Mode::Rl => Ok(warm_up),
+        Mode::Sft => {
+            let sft = config.sft.clone().map(|sft| ("sft", sft));
+            sft.or(warm_up).map(Some).ok_or_else(|| {
+                Error::Config("`sft` is missing; firebrick sft reads steps, batch_size and optim from it".into())
+            })
+        }
+    }
 }

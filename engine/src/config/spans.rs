@@ -1,4 +1,4 @@
-//! Where the keys and values of a YAML text are.
+//! Places of the keys and values of a YAML text.
 
 use serde_saphyr::granit_parser::{Event, Marker, Parser};
 use std::collections::HashMap;
@@ -17,8 +17,8 @@ impl Place {
         Self { line: mark.line(), column: mark.col() + 1 }
     }
 
-    /// The place of a parser's error, where it has one.
-    pub(super) fn of_error(at: serde_saphyr::Location) -> Option<Self> {
+    /// Place of a parser's error, if it has one.
+    pub(super) fn from_error(at: serde_saphyr::Location) -> Option<Self> {
         let (line, column) = (at.line() as usize, at.column() as usize);
         (line > 0).then_some(Self { line, column })
     }
@@ -29,43 +29,42 @@ impl Place {
 pub struct Spans {
     keys: HashMap<String, Place>,
     values: HashMap<String, Place>,
-    /// The first key that its section has twice.
-    pub twice: Option<Twice>,
-    /// Where the collections begin that were open when the parser gave up, the innermost first.
+    /// The first duplicate key of a section.
+    pub duplicate: Option<DuplicateKey>,
+    /// Starts of the collections that were open at the parser's error, the innermost first.
     pub open: Vec<Place>,
 }
 
-/// A key that stands twice in a section.
+/// A duplicate key of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Twice {
+pub struct DuplicateKey {
     /// The key.
     pub key: String,
-    /// Where it stands first.
+    /// Place of its first occurrence.
     pub first: Place,
-    /// Where it stands again.
-    pub again: Place,
+    /// Place of its second occurrence.
+    pub second: Place,
 }
 
-/// A collection that the parser is inside of.
+/// A collection around the parser's position.
 enum Open {
-    /// A mapping, its pointer, and the key whose value comes next.
+    /// JSON pointer of a mapping, and the key of the next value.
     Map(String, Option<String>),
-    /// A list, its pointer, and the number of its next entry.
+    /// JSON pointer of a list, and the number of its next entry.
     List(String, usize),
 }
 
 impl Spans {
-    /// The places of a text, up to its first error.
-    #[must_use]
-    pub fn of(text: &str) -> Self {
+    /// Places of a text, up to its first error.
+    pub fn new(text: &str) -> Self {
         let mut this = Self::default();
         let mut open: Vec<Open> = Vec::new();
         for next in Parser::new_from_str(text) {
             let Ok((event, span)) = next else {
-                let begins = open.iter().rev().map(|own| match own {
+                let starts = open.iter().rev().map(|collection| match collection {
                     Open::Map(at, _) | Open::List(at, _) => this.values.get(at).copied(),
                 });
-                this.open = begins.flatten().collect();
+                this.open = starts.flatten().collect();
                 break;
             };
             let place = Place::of(span.start);
@@ -87,7 +86,7 @@ impl Spans {
         this
     }
 
-    /// Takes in a node: the next key, or the value of the key or entry that comes next.
+    /// Adds a node: the next key, or the next value of a key or list.
     fn node(&mut self, open: &mut Vec<Open>, place: Place, word: Option<&str>, begins: Option<fn(String) -> Open>) {
         let pointer = match open.last_mut() {
             None => String::new(),
@@ -97,8 +96,8 @@ impl Spans {
                     let key = word.unwrap_or_default();
                     let key = key.replace('~', "~0").replace('/', "~1");
                     let first = self.keys.insert(format!("{at}/{key}"), place);
-                    if let (Some(first), None, Some(word)) = (first, &self.twice, word) {
-                        self.twice = Some(Twice { key: word.to_owned(), first, again: place });
+                    if let (Some(first), None, Some(word)) = (first, &self.duplicate, word) {
+                        self.duplicate = Some(DuplicateKey { key: word.to_owned(), first, second: place });
                     }
                     *next = Some(key);
                     return;
@@ -114,14 +113,12 @@ impl Spans {
         open.extend(begins.map(|begins| begins(pointer)));
     }
 
-    /// Whether the text has a value there.
-    #[must_use]
+    /// Returns true if the text has a value there.
     pub fn has(&self, pointer: &str) -> bool {
         self.values.contains_key(pointer)
     }
 
-    /// Where a value or its key is, or else the nearest section that holds it; none for the whole text.
-    #[must_use]
+    /// Place of a value or its key, or else of the nearest section around it; `None` for the whole text.
     pub fn nearest(&self, pointer: &str, at_key: bool) -> Option<Place> {
         let exact = if at_key {
             // an entry of a list has no key
@@ -133,7 +130,7 @@ impl Spans {
             return Some(*place);
         }
         let (parent, _) = pointer.rsplit_once('/')?;
-        // a section is shown by its key: what it holds may begin lines below
+        // the place of a section is that of its key: its value may begin lines below
         let at_key = self.keys.contains_key(parent);
         self.nearest(parent, at_key)
     }
@@ -147,7 +144,7 @@ mod tests {
 
     #[test]
     fn keys_and_values_have_their_lines_and_columns() {
-        let spans = Spans::of(TEXT);
+        let spans = Spans::new(TEXT);
         let at = |line, column| Some(Place { line, column });
         assert_eq!(spans.nearest("/model/path", true), at(2, 9));
         assert_eq!(spans.nearest("/model/path", false), at(2, 15));
@@ -157,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_shown_by_what_holds_it() {
-        let spans = Spans::of(TEXT);
+        let spans = Spans::new(TEXT);
         let line = |pointer| spans.nearest(pointer, false).map(|place: Place| place.line);
         assert_eq!(line("/task/train"), Some(3));
         assert_eq!(line("/task/rewards/0/pattern"), Some(6));

@@ -69,10 +69,9 @@ pub struct TrainerConfig {
 }
 
 impl TrainerConfig {
-    /// Ranks of the run, where `nnodes` or `n_gpus_per_node` says how many: one that is absent counts as 1.
-    #[must_use]
+    /// Ranks of the run, if `nnodes` or `n_gpus_per_node` is set: an absent one counts as 1.
     pub fn ranks(&self) -> Option<usize> {
-        let said = self.nnodes.or(self.n_gpus_per_node).is_some();
-        said.then(|| self.nnodes.unwrap_or(1) * self.n_gpus_per_node.unwrap_or(1))
+        let is_set = self.nnodes.or(self.n_gpus_per_node).is_some();
+        is_set.then(|| self.nnodes.unwrap_or(1) * self.n_gpus_per_node.unwrap_or(1))
     }
 }

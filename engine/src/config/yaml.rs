@@ -1,16 +1,17 @@
-//! Why a text is no YAML: where it is to be mended, in the words of this program.
+//! Explanations of YAML errors.
 
 use super::spans::{Place, Spans};
 
-/// What is wrong with a text that the parser refused, and where.
+/// Place and message of the parser's error in a text.
 pub fn mistake(text: &str, error: &serde_saphyr::Error) -> (Option<Place>, String) {
     let error = error.without_snippet();
-    let spans = Spans::of(text);
-    if let (serde_saphyr::Error::DuplicateMappingKey { .. }, Some(twice)) = (error, &spans.twice) {
-        let said = format!("duplicate key `{}`, first in line {}; remove one of the two", twice.key, twice.first.line);
-        return (Some(twice.again), said);
+    let spans = Spans::new(text);
+    if let (serde_saphyr::Error::DuplicateMappingKey { .. }, Some(duplicate)) = (error, &spans.duplicate) {
+        let (key, line) = (&duplicate.key, duplicate.first.line);
+        let message = format!("duplicate key `{key}`, first in line {line}; remove one of the two");
+        return (Some(duplicate.second), message);
     }
-    // the parser stops where the next line cannot go on with a list; what is to be mended is the line that began it
+    // the parser stops at the line after an unclosed list; the mistake is where the list begins
     let unclosed = spans.open.iter().find_map(|&place| {
         let bracket = at(text, place).filter(|c| matches!(c, '[' | '{'))?;
         (!closes(text, place)).then_some((place, bracket))
@@ -19,13 +20,13 @@ pub fn mistake(text: &str, error: &serde_saphyr::Error) -> (Option<Place>, Strin
         let other = if bracket == '[' { ']' } else { '}' };
         return (Some(place), format!("`{bracket}` is never closed by a `{other}`"));
     }
-    let place = error.location().and_then(Place::of_error);
-    let said = error.to_string();
-    let bare = said.rsplit_once(" at line ").map_or(&*said, |(bare, _)| bare);
+    let place = error.location().and_then(Place::from_error);
+    let message = error.to_string();
+    let bare = message.rsplit_once(" at line ").map_or(&*message, |(bare, _)| bare);
     (place, bare.to_owned())
 }
 
-/// The text from a place on.
+/// Lines of the text from a place on.
 fn from(text: &str, place: Place) -> impl Iterator<Item = &str> {
     let mut skipped = place.column - 1;
     text.lines().skip(place.line - 1).map(move |line| {
@@ -38,7 +39,7 @@ fn at(text: &str, place: Place) -> Option<char> {
     from(text, place).next()?.chars().next()
 }
 
-/// Whether the bracket at a place has one that closes it; those in quotes and comments count for nothing.
+/// Returns true if the bracket at a place is closed, apart from brackets in quotes and comments.
 fn closes(text: &str, place: Place) -> bool {
     let mut depth = 0_usize;
     let mut quote = None;
@@ -46,9 +47,9 @@ fn closes(text: &str, place: Place) -> bool {
         let mut before = ' ';
         for c in line.chars() {
             match (quote, c) {
-                (Some(own), c) if own == c && before != '\\' => quote = None,
+                (Some(open), c) if open == c && before != '\\' => quote = None,
                 (None, '#') if before == ' ' => break,
-                // within a word an apostrophe quotes nothing
+                // an apostrophe within a word is no quote
                 (None, '"' | '\'') if !before.is_alphanumeric() => quote = Some(c),
                 (None, '[' | '{') => depth += 1,
                 (None, ']' | '}') => depth = depth.saturating_sub(1),
@@ -68,10 +69,10 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    fn of(text: &str) -> (Option<(usize, usize)>, String) {
+    fn error(text: &str) -> (Option<(usize, usize)>, String) {
         let error = serde_saphyr::from_str::<Value>(text).expect_err("no YAML");
-        let (place, said) = mistake(text, &error);
-        (place.map(|place| (place.line, place.column)), said)
+        let (place, message) = mistake(text, &error);
+        (place.map(|place| (place.line, place.column)), message)
     }
 
     #[test]
@@ -82,26 +83,26 @@ mod tests {
             ("a: 1\ntask: {kind: x, y: [1, 2]\noutput: o\n", (2, 7), '{'),
             ("task: {kind: \"]}\", # }\noutput: o\n", (1, 7), '{'),
         ] {
-            let (found, said) = of(text);
-            assert_eq!(found, Some(place), "{text}: {said}");
-            assert!(said.starts_with(&format!("`{bracket}` is never closed")), "{said}");
+            let (at, message) = error(text);
+            assert_eq!(at, Some(place), "{text}: {message}");
+            assert!(message.starts_with(&format!("`{bracket}` is never closed")), "{message}");
         }
     }
 
     #[test]
     fn other_mistakes_are_shown_where_the_parser_finds_them() {
-        let (place, said) = of("a: [1, 2]\nb: [1, 2]]\nc: 3\n");
-        assert_eq!(place.map(|place| place.0), Some(2), "{said}");
-        assert!(!said.contains("never closed") && !said.contains(" line "), "{said}");
+        let (place, message) = error("a: [1, 2]\nb: [1, 2]]\nc: 3\n");
+        assert_eq!(place.map(|place| place.0), Some(2), "{message}");
+        assert!(!message.contains("never closed") && !message.contains(" line "), "{message}");
     }
 
     #[test]
     fn a_key_that_stands_twice_is_named_with_both_lines() {
-        let (place, said) = of("output: a\nmodel: {path: m}\noutput: b\n");
+        let (place, message) = error("output: a\nmodel: {path: m}\noutput: b\n");
         assert_eq!(place, Some((3, 1)));
-        assert_eq!(said, "duplicate key `output`, first in line 1; remove one of the two");
-        let (place, said) = of("task:\n  kind: a\n  kind: b\n");
+        assert_eq!(message, "duplicate key `output`, first in line 1; remove one of the two");
+        let (place, message) = error("task:\n  kind: a\n  kind: b\n");
         assert_eq!(place, Some((3, 3)));
-        assert!(said.contains("`kind`") && said.contains("line 2"), "{said}");
+        assert!(message.contains("`kind`") && message.contains("line 2"), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! A task's examples as token prompts: rendered, encoded, over-long ones left out and counted.
+//! Prompts of a task: rendered and encoded examples. Too long ones are skipped and counted.
 
 mod bound;
 
@@ -8,27 +8,26 @@ use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// An example with its prompt's tokens and text. What ranks send of it is the prompt, to which environments add.
+/// An example with the tokens and text of its prompt. Ranks send only the prompt, which environments extend.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Prompt {
-    /// Where it came from, with its ground truth.
-    #[serde(with = "sent")]
+    /// The example, with its ground truth.
+    #[serde(with = "only_prompt")]
     pub example: Example,
-    /// The prompt as text, rendered.
+    /// Rendered text.
     pub text: String,
-    /// Its tokens.
+    /// Tokens of the text.
     pub tokens: Vec<u32>,
-    /// The split that it is of, and its row there; none of one that was made by hand.
+    /// Split and row of the example; `None` without a row.
     #[serde(skip)]
     pub row: Option<(Split, u64)>,
 }
 
-/// What ranks send of an example.
-mod sent {
+/// Serialization of an example's prompt.
+mod only_prompt {
     use crate::task::Example;
     use firebrick_core::message::json;
     use serde::{Deserializer, Serializer};
@@ -42,37 +41,36 @@ mod sent {
     }
 }
 
-/// A task made ready for a model.
+/// The prompts of a task for a model.
 pub struct PromptDataset {
     task: Arc<dyn Task>,
     tokenizer: Arc<Tokenizer>,
     max_prompt: usize,
-    /// What can be drawn.
     kept: Kept,
-    /// Training examples left out for their length.
+    /// Training examples skipped for their length.
     pub filtered: u64,
-    /// Validation prompts, those left out apart.
+    /// Validation prompts, without skipped ones.
     pub validation: Vec<Prompt>,
-    /// Their indices in the split.
+    /// Indices of the validation prompts in the split.
     held_out: Vec<u64>,
-    /// Tokens of the longest prompt that was kept, among those that were encoded.
+    /// Tokens of the longest kept prompt among the encoded ones.
     longest: usize,
-    /// Most tokens of a prompt that is drawn.
-    most: usize,
+    /// Maximum tokens of a drawn prompt.
+    max_drawn: usize,
 }
 
-/// The training examples that can be drawn.
+/// Training examples that can be drawn.
 enum Kept {
-    /// Those of an endless task.
+    /// Examples of an endless task.
     Endless,
-    /// The indices that fit.
+    /// Indices of examples that fit.
     Listed(Vec<u64>),
-    /// All of so many, of which a sample has been encoded: one that does not fit is found when it is drawn.
+    /// All of a number of examples, of which a sample has been encoded: too long ones are found when they are drawn.
     Sampled(u64),
 }
 
 impl Kept {
-    /// Their number; `None` of an endless task.
+    /// Number of examples; `None` of an endless task.
     fn len(&self) -> Option<u64> {
         match self {
             Self::Endless => None,
@@ -81,7 +79,7 @@ impl Kept {
         }
     }
 
-    /// The index in the split.
+    /// Index in the split.
     fn index(&self, at: u64) -> u64 {
         match self {
             Self::Listed(kept) => kept[at as usize],
@@ -90,25 +88,27 @@ impl Kept {
     }
 }
 
-/// Draws of an endless task whose prompts are looked at before the first step.
-const GLANCE: u64 = 256;
+/// Draws of an endless task whose prompts are encoded before the first step.
+const ENDLESS_SAMPLE: u64 = 256;
 
-/// Examples of an endless task that are tried in place of one that is too long, and how far they are from it.
-const TRIES: u64 = 1000;
-const APART: u32 = 44;
+/// Examples of an endless task that may replace a too long one.
+const MAX_REPLACEMENTS: u64 = 1000;
+
+/// Bit position of the distance between an example of an endless task and its replacements.
+const REPLACEMENT_SHIFT: u32 = 44;
 
 /// Training rows that are encoded before the first step: of more, as many evenly spread ones.
 pub const SAMPLED_ROWS: u64 = 10_000;
 
-/// Set apart from the seeds of epochs: what is drawn where an example does not fit.
-const SPARE: u64 = 0x5EED_0F5A;
+/// Difference between the seeds of replacements and of epochs.
+const REPLACEMENT_SEED: u64 = 0x5EED_0F5A;
 
 impl PromptDataset {
-    /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens. Of more than
-    /// [`SAMPLED_ROWS`], so many are encoded, and a longer one is left out when it is drawn.
+    /// Encodes the prompts of a finite task once, and keeps those of at most `max_prompt` tokens. Of more than
+    /// [`SAMPLED_ROWS`], only a sample is encoded, and too long ones are skipped when they are drawn.
     ///
     /// # Errors
-    /// As [`Self::held_out`]; `Error::Config` too where no training prompt is short enough.
+    /// As [`Self::held_out`]; `Error::Config` also if no training prompt is short enough.
     pub fn new(
         task: Arc<dyn Task>,
         tokenizer: Arc<Tokenizer>,
@@ -118,30 +118,26 @@ impl PromptDataset {
         let mut dataset = Self::held_out(task, tokenizer, max_prompt, max_validation)?;
         match dataset.task.len(Split::Train) {
             Some(len) => dataset.keep_fitting(len)?,
-            None => dataset.glance_at_endless()?,
+            None => dataset.sample_endless()?,
         }
         Ok(dataset)
     }
 
-    /// The set that one of the validation prompts belongs to: the one that the task names, the row's `data_source`
-    /// (verl), or the task.
-    #[must_use]
+    /// Set of a validation prompt: the one that the task names, the row's `data_source` (verl), or the task.
     pub fn validation_set(&self, at: usize) -> &str {
-        let named = self.held_out.get(at);
-        let named = named.and_then(|&index| self.task.validation_set(index));
+        let named = self.held_out.get(at).and_then(|&index| self.task.validation_set(index));
         named.unwrap_or_else(|| {
-            let fields = self.validation.get(at).map(|own| &own.example.fields);
-            let source = fields.and_then(|fields| fields.get("data_source"));
-            let source = source.and_then(Value::as_str);
+            let prompt = self.validation.get(at);
+            let source = prompt.and_then(|prompt| prompt.example.fields.get("data_source")?.as_str());
             source.filter(|source| !source.is_empty()).unwrap_or(self.task.name())
         })
     }
 
-    /// The same with the validation split alone: nothing can be drawn from it.
+    /// A dataset of the validation split only: nothing can be drawn from it.
     ///
     /// # Errors
     /// `Error::Task` for a row that cannot be read, `Error::Model` for a prompt that cannot be rendered or encoded, and
-    /// `Error::Config` where no validation prompt is short enough.
+    /// `Error::Config` if no validation prompt is short enough.
     pub fn held_out(
         task: Arc<dyn Task>,
         tokenizer: Arc<Tokenizer>,
@@ -159,7 +155,7 @@ impl PromptDataset {
             validation: Vec::new(),
             held_out: Vec::new(),
             longest: 0,
-            most: max_prompt,
+            max_drawn: max_prompt,
         };
         let mut spelled = SpelledTokens::default();
         for index in 0..wanted {
@@ -177,39 +173,39 @@ impl PromptDataset {
             )));
         }
         dataset.warn_of(&spelled, Split::Validation)?;
-        let dropped = wanted as usize - dataset.validation.len();
-        if dropped > 0 {
-            tracing::warn!("skipped {dropped} of {wanted} validation prompts longer than rollout.prompt_length");
+        let skipped = wanted as usize - dataset.validation.len();
+        if skipped > 0 {
+            tracing::warn!("skipped {skipped} of {wanted} validation prompts longer than rollout.prompt_length");
         }
         Ok(dataset)
     }
 
-    /// Refuses an endless task all of whose first prompts are too long; fewer are told of.
-    fn glance_at_endless(&mut self) -> Result<()> {
+    /// Rejects an endless task if all prompts of a sample are too long; warns if some are.
+    fn sample_endless(&mut self) -> Result<()> {
         self.kept = Kept::Endless;
-        self.most = self.declared()?;
+        self.max_drawn = self.declared()?;
         let mut shortest = usize::MAX;
         let mut longer = 0;
-        for index in 0..GLANCE {
+        for index in 0..ENDLESS_SAMPLE {
             let tokens = self.prompt(Split::Train, index)?.tokens.len();
             shortest = shortest.min(tokens);
             longer += u64::from(tokens > self.max_prompt);
         }
         if shortest > self.max_prompt {
-            return Err(self.all_longer(GLANCE, shortest));
+            return Err(self.all_longer(ENDLESS_SAMPLE, shortest));
         }
         if longer > 0 {
             tracing::warn!(
-                "{longer} of {GLANCE} training prompts are longer than rollout.prompt_length, and such prompts are \
+                "{longer} of {ENDLESS_SAMPLE} training prompts are longer than rollout.prompt_length, and such prompts are \
                  replaced when they are drawn"
             );
         }
         Ok(())
     }
 
-    fn all_longer(&self, looked: u64, shortest: usize) -> Error {
+    fn all_longer(&self, count: u64, shortest: usize) -> Error {
         Error::Config(format!(
-            "all {looked} training prompts are longer than rollout.prompt_length = {} tokens (the shortest has \
+            "all {count} training prompts are longer than rollout.prompt_length = {} tokens (the shortest has \
              {shortest}); raise it",
             self.max_prompt
         ))
@@ -220,15 +216,15 @@ impl PromptDataset {
             return Err(Error::Config("the task has no training examples".into()));
         }
         let sample = sample(len);
-        let look = |&index: &u64| {
+        let encode = |&index: &u64| {
             let prompt = self.prompt(Split::Train, index)?;
             Ok((prompt.tokens.len(), spelled_in(&self.tokenizer, &prompt.example)))
         };
-        let looks: Vec<Result<(usize, BTreeSet<String>)>> = sample.par_iter().map(look).collect();
+        let encoded: Vec<Result<(usize, BTreeSet<String>)>> = sample.par_iter().map(encode).collect();
         let (mut kept, mut shortest, mut spelled) = (Vec::new(), usize::MAX, SpelledTokens::default());
-        for (&index, found) in sample.iter().zip(looks) {
-            let (tokens, own) = found?;
-            spelled.add(own);
+        for (&index, encoded) in sample.iter().zip(encoded) {
+            let (tokens, special_tokens) = encoded?;
+            spelled.add(special_tokens);
             shortest = shortest.min(tokens);
             if tokens <= self.max_prompt {
                 self.longest = self.longest.max(tokens);
@@ -236,16 +232,16 @@ impl PromptDataset {
             }
         }
         self.warn_of(&spelled, Split::Train)?;
-        let looked = sample.len() as u64;
+        let count = sample.len() as u64;
         if kept.is_empty() {
-            return Err(self.all_longer(looked, shortest));
+            return Err(self.all_longer(count, shortest));
         }
-        let longer = looked - kept.len() as u64;
-        if looked < len {
+        let longer = count - kept.len() as u64;
+        if count < len {
             self.kept = Kept::Sampled(len);
             if longer > 0 {
                 tracing::warn!(
-                    "{longer} of {looked} training rows, evenly spread over {len}, are longer than rollout.prompt_length; \
+                    "{longer} of {count} training rows, evenly spread over {len}, are longer than rollout.prompt_length; \
                  such rows are replaced when they are drawn"
                 );
             }
@@ -256,7 +252,7 @@ impl PromptDataset {
         Ok(())
     }
 
-    /// Reports special tokens that the rows of a split spell.
+    /// Warns of special tokens in the text of a split's rows.
     fn warn_of(&self, spelled: &SpelledTokens, split: Split) -> Result<()> {
         if spelled.rows == 0 {
             return Ok(());
@@ -273,35 +269,32 @@ impl PromptDataset {
     }
 
     /// The task, shared.
-    #[must_use]
     pub fn shared_task(&self) -> Arc<dyn Task> {
         Arc::clone(&self.task)
     }
 
-    /// Training examples that can be drawn; `None` of an endless task.
-    #[must_use]
+    /// Number of training examples that can be drawn; `None` of an endless task.
     pub fn examples(&self) -> Option<u64> {
         self.kept.len()
     }
 
-    /// Training prompts that can be drawn: evenly spread ones, so many at most.
+    /// At most `count` evenly spread training prompts.
     ///
     /// # Errors
-    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
-    pub fn spread(&self, most: u64) -> Result<Vec<Prompt>> {
-        let rows = spread(self.kept.len().unwrap_or(GLANCE), most).into_par_iter();
+    /// `Error::Task` and `Error::Model` if an example cannot be read or encoded.
+    pub fn spread(&self, count: u64) -> Result<Vec<Prompt>> {
+        let rows = spread(self.kept.len().unwrap_or(ENDLESS_SAMPLE), count).into_par_iter();
         let prompts = rows.map(|at| self.prompt(Split::Train, self.kept.index(at)));
         let prompts = prompts.collect::<Result<Vec<Prompt>>>()?;
-        Ok(prompts.into_iter().filter(|prompt| prompt.tokens.len() <= self.most).collect())
+        Ok(prompts.into_iter().filter(|prompt| prompt.tokens.len() <= self.max_drawn).collect())
     }
 
     /// The task.
-    #[must_use]
     pub fn task(&self) -> &dyn Task {
         self.task.as_ref()
     }
 
-    /// The prompt of the `draw`-th draw: epochs shuffled by `seed`, the same for the same draw always.
+    /// Prompt of the `draw`-th draw, in epochs shuffled by `seed`.
     ///
     /// # Errors
     /// As [`draw_as`](Self::draw_as).
@@ -309,24 +302,25 @@ impl PromptDataset {
         self.draw_as(seed, draw, |prompt| Ok(Some(prompt)))
     }
 
-    /// What `make` makes of the prompt of the `draw`-th draw. In place of a prompt that is too long, or of which it
-    /// makes nothing, there is another one, found by the draw's number alone.
+    /// Result of `make` for the prompt of the `draw`-th draw. Another prompt, which depends only on the draw, replaces
+    /// one that is too long or for which it returns `None`.
     ///
     /// # Errors
-    /// `Error::Config` for a task without training examples, and where no example will do; `Error::Task` and
-    /// `Error::Model` where an example cannot be read or encoded; those of `make`.
+    /// `Error::Config` for a task without training examples, and if no example fits; `Error::Task` and `Error::Model`
+    /// if an example cannot be read or encoded; those of `make`.
     pub fn draw_as<T>(&self, seed: u64, draw: u64, make: impl Fn(Prompt) -> Result<Option<T>>) -> Result<T> {
         let len = self.kept.len();
         let first =
             shuffled_index(len, seed, draw).ok_or_else(|| Error::Config("the task has no training examples".into()))?;
-        let others = len.map(|len| Permutation::new(len, seed ^ SPARE, draw));
-        let other = |at: u64| others.map_or(first ^ ((at + 1) << APART), |own| own.of(at));
-        let mut found = None;
-        for at in std::iter::once(first).chain((0..len.unwrap_or(TRIES)).map(other)) {
+        let permutation = len.map(|len| Permutation::new(len, seed ^ REPLACEMENT_SEED, draw));
+        let replacement =
+            |at: u64| permutation.map_or(first ^ ((at + 1) << REPLACEMENT_SHIFT), |permutation| permutation.of(at));
+        let mut first_tokens = None;
+        for at in std::iter::once(first).chain((0..len.unwrap_or(MAX_REPLACEMENTS)).map(replacement)) {
             let prompt = self.prompt(Split::Train, self.kept.index(at))?;
             let tokens = prompt.tokens.len();
-            found.get_or_insert(tokens);
-            if tokens > self.most {
+            first_tokens.get_or_insert(tokens);
+            if tokens > self.max_drawn {
                 continue;
             }
             if let Some(made) = make(prompt)? {
@@ -337,7 +331,7 @@ impl PromptDataset {
             "training prompt {} has {} tokens, but rollout.prompt_length is {}, and no other prompt fits in its place; \
              raise it",
             self.kept.index(first),
-            found.unwrap_or_default(),
+            first_tokens.unwrap_or_default(),
             self.max_prompt
         )))
     }
@@ -353,7 +347,7 @@ impl PromptDataset {
     }
 }
 
-/// The text of an example's prompt, by the chat template where it is a conversation, and its tokens.
+/// Text of an example's prompt, by the chat template for a conversation, and its tokens.
 pub(crate) fn encode_prompt(tokenizer: &Tokenizer, example: &Example) -> Result<(String, Vec<u32>)> {
     Ok(match &example.prompt {
         PromptText::Text(text) => (text.clone(), tokenizer.encode_text(text, &example.control, true)?),
@@ -361,14 +355,14 @@ pub(crate) fn encode_prompt(tokenizer: &Tokenizer, example: &Example) -> Result<
     })
 }
 
-/// The training rows whose prompts are encoded before the first step: all, or evenly spread ones.
+/// Training rows whose prompts are encoded before the first step: all, or evenly spread ones.
 pub(super) fn sample(len: u64) -> Vec<u64> {
     spread(len, SAMPLED_ROWS)
 }
 
-/// All of so many rows, or at most `most` evenly spread ones.
-fn spread(len: u64, most: u64) -> Vec<u64> {
-    let count = len.min(most);
+/// All of `len` rows, or `max` evenly spread ones.
+fn spread(len: u64, max: u64) -> Vec<u64> {
+    let count = len.min(max);
     let at = |i: u64| u128::from(i) * u128::from(len) / u128::from(count);
     (0..count).map(|i| at(i) as u64).collect()
 }

@@ -1,4 +1,4 @@
-//! What a task's data looks like: columns, lengths, duplicates, and prompts as the model reads them.
+//! Report on a task's data: columns, lengths, duplicates, and rendered prompts.
 
 use super::lengths::Lengths;
 use super::prompt_dataset::{encode_prompt, sample};
@@ -16,31 +16,31 @@ use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-/// Examples of an endless task that are looked at.
-const LOOK: u64 = 256;
-/// Examples that are looked at together on one core.
+/// Examined examples of an endless task.
+const ENDLESS_SAMPLE: u64 = 256;
+/// Examples that one core examines at a time.
 const BATCH: u64 = 1024;
-/// Kinds of values that are named of one column.
-const KINDS: usize = 4;
+/// Maximum kinds of values reported per column.
+const MAX_KINDS: usize = 4;
 
-/// A task's data, looked at.
+/// Report on a task's data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataReport {
-    /// The task's name in metrics.
+    /// Name of the task in metrics.
     pub task: String,
-    /// The most tokens that a training prompt may have: `rollout.prompt_length`.
+    /// Maximum tokens of a training prompt: `rollout.prompt_length`.
     pub prompt_length: usize,
-    /// What is trained on.
+    /// Training split.
     pub train: SplitReport,
-    /// What is held out; nothing where nothing is.
+    /// Validation split, if it has examples.
     pub validation: Option<SplitReport>,
-    /// Held-out examples whose prompt is among the training prompts too.
+    /// Validation examples whose prompt is also a training prompt.
     pub shared_prompts: u64,
-    /// Whether the tokenizer has a chat template.
+    /// True if the tokenizer has a chat template.
     pub has_chat_template: bool,
-    /// How special tokens that rows spell are encoded: `task.special_tokens`.
+    /// Encoding of special tokens in the text of rows: `task.special_tokens`.
     pub special_tokens: SpecialTokens,
-    /// Variables that the chat template is given with every conversation: `model.chat_template_kwargs`.
+    /// Variables of the chat template: `model.chat_template_kwargs`.
     pub chat_template_kwargs: Map<String, Value>,
     /// Some training prompts.
     pub samples: Vec<SampledPrompt>,
@@ -49,62 +49,62 @@ pub struct DataReport {
 /// One split.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SplitReport {
-    /// Examples; none of an endless task.
+    /// Examples; `None` of an endless task.
     pub rows: Option<u64>,
-    /// Examples whose columns and prompts were looked at.
+    /// Examined examples.
     pub looked_at: u64,
-    /// The columns of their rows, in the order in which they appear.
+    /// Columns of their rows, in order of appearance.
     pub columns: Vec<Column>,
-    /// Examples whose prompt is that of an earlier one.
+    /// Examples whose prompt equals that of an earlier one.
     pub duplicates: u64,
     /// Tokens of prompts, of all or of an evenly spread sample.
     pub prompt_tokens: Option<Lengths>,
-    /// Those of them that are longer than the limit.
+    /// Prompts above the limit among them.
     pub over_long: u64,
-    /// Special tokens that the text of examples spells.
+    /// Special tokens in the text of examples.
     pub special_tokens: SpelledTokens,
-    /// Tokens of demonstrations with the end token, of the same examples; none where there are none.
+    /// Tokens of demonstrations with the end token, of the same examples, if there are any.
     pub solution_tokens: Option<Lengths>,
 }
 
 /// A column of the rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Column {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Kinds of its values.
+    /// Kinds of values.
     pub kinds: BTreeSet<String>,
-    /// Rows that have a value, null not being one.
+    /// Rows with a value other than null.
     pub values: u64,
 }
 
-/// A prompt with what it was made of.
+/// A prompt with its sources.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SampledPrompt {
-    /// Its number in the split, from 0.
+    /// Index in the split.
     pub index: u64,
-    /// What the chat template was given; none of a plain text.
+    /// Messages for the chat template; `None` of a plain text.
     pub messages: Option<Vec<Message>>,
-    /// The tools that it was given.
+    /// Tools for the chat template.
     pub tools: Option<Value>,
-    /// What it gave, or the plain text.
+    /// Output of the chat template, or the plain text.
     pub text: String,
-    /// What the model reads, special tokens written out.
+    /// Decoded tokens, with special tokens.
     pub decoded: String,
-    /// How many tokens these are.
+    /// Number of tokens.
     pub tokens: usize,
-    /// The ground truth.
+    /// Ground truth.
     pub answer: String,
-    /// The demonstration.
+    /// Demonstration.
     pub solution: Option<String>,
 }
 
 impl DataReport {
-    /// Reads the configured task and looks at all of it; token lengths are those of at most
-    /// [`SAMPLED_ROWS`](super::SAMPLED_ROWS) examples.
+    /// Reads and examines the configured task; token lengths are those of at most [`SAMPLED_ROWS`](super::SAMPLED_ROWS)
+    /// examples.
     ///
     /// # Errors
-    /// `Error::Config` without a task; `Error::Task` where rows cannot be read; those of [`tokenizer_of`], and
+    /// `Error::Config` without a task; `Error::Task` if rows cannot be read; those of [`tokenizer_of`], and
     /// `Error::Model` for a prompt that cannot be rendered.
     pub fn of(config: &RunConfig, samples: usize) -> Result<Self> {
         let Some(mut task) = config.task.clone() else {
@@ -118,42 +118,39 @@ impl DataReport {
         }
         let task = task.build(Path::new("."))?;
         let tokenizer = tokenizer_of(&config.model, task.as_ref())?;
-        let look = Look { task: task.as_ref(), tokenizer: &tokenizer, prompt_length: config.rollout.prompt_length };
-        let (train, prompts) = look.split(Split::Train)?;
-        let (validation, held_out) = look.split(Split::Validation)?;
+        let prompt_length = config.rollout.prompt_length;
+        let examiner = Examiner { task: task.as_ref(), tokenizer: &tokenizer, prompt_length };
+        let (train, prompts) = examiner.split(Split::Train)?;
+        let (validation, held_out) = examiner.split(Split::Validation)?;
         let known: HashSet<u64> = prompts.into_iter().collect();
-        let shown = (samples as u64).min(train.looked_at);
+        let samples = 0..(samples as u64).min(train.looked_at);
+        let rows = config.task.as_ref().and_then(TaskConfig::rows);
         Ok(Self {
             task: task.name().to_owned(),
-            prompt_length: look.prompt_length,
+            prompt_length,
             shared_prompts: held_out.iter().filter(|p| known.contains(p)).count() as u64,
-            samples: (0..shown).map(|i| look.sample(i)).collect::<Result<_>>()?,
+            samples: samples.map(|index| examiner.sample(index)).collect::<Result<_>>()?,
             train,
             validation: Some(validation).filter(|split| split.looked_at > 0),
-            special_tokens: config
-                .task
-                .as_ref()
-                .and_then(TaskConfig::rows)
-                .map(|rows| rows.special_tokens)
-                .unwrap_or_default(),
+            special_tokens: rows.map(|rows| rows.special_tokens).unwrap_or_default(),
             has_chat_template: tokenizer.has_chat_template(),
             chat_template_kwargs: tokenizer.chat_template_kwargs().clone(),
         })
     }
 }
 
-/// A task that is looked at.
-struct Look<'a> {
+/// Examines a task.
+struct Examiner<'a> {
     task: &'a dyn Task,
     tokenizer: &'a Tokenizer,
     prompt_length: usize,
 }
 
-impl Look<'_> {
-    /// A split, and a number for each of its prompts that equal prompts share.
+impl Examiner<'_> {
+    /// Report on a split, and the fingerprints of its prompts.
     fn split(&self, split: Split) -> Result<(SplitReport, Vec<u64>)> {
         let rows = self.task.len(split);
-        let looked_at = rows.unwrap_or(LOOK);
+        let looked_at = rows.unwrap_or(ENDLESS_SAMPLE);
         let pieces: Vec<Result<Piece>> = (0..looked_at.div_ceil(BATCH))
             .into_par_iter()
             .map(|piece| self.piece(split, piece * BATCH, looked_at))
@@ -177,10 +174,10 @@ impl Look<'_> {
             looked_at,
             columns: whole.columns,
             duplicates: (whole.prompts.len() - distinct.len()) as u64,
-            prompt_tokens: Lengths::of(prompts),
+            prompt_tokens: Lengths::new(prompts),
             over_long: over_long as u64,
             special_tokens: whole.spelled,
-            solution_tokens: Lengths::of(solutions),
+            solution_tokens: Lengths::new(solutions),
         };
         Ok((report, whole.prompts))
     }
@@ -226,7 +223,7 @@ impl Look<'_> {
     }
 }
 
-/// What is known of some examples.
+/// Findings of some examples.
 #[derive(Default)]
 struct Piece {
     columns: Vec<Column>,
@@ -240,7 +237,7 @@ impl Piece {
         for (name, value) in example.fields.iter() {
             let column = self.column(name);
             column.values += u64::from(!value.is_null());
-            if !value.is_null() && column.kinds.len() < KINDS {
+            if !value.is_null() && column.kinds.len() < MAX_KINDS {
                 column.kinds.insert(kind(value, 2));
             }
         }
@@ -259,16 +256,16 @@ impl Piece {
         self.prompts.extend(other.prompts);
         self.spelled.join(other.spelled);
         for column in other.columns {
-            let own = self.column(&column.name);
-            own.values += column.values;
-            let free = KINDS.saturating_sub(own.kinds.len());
-            let new: Vec<String> = column.kinds.difference(&own.kinds).take(free).cloned().collect();
-            own.kinds.extend(new);
+            let total = self.column(&column.name);
+            total.values += column.values;
+            let free = MAX_KINDS.saturating_sub(total.kinds.len());
+            let new: Vec<String> = column.kinds.difference(&total.kinds).take(free).cloned().collect();
+            total.kinds.extend(new);
         }
     }
 }
 
-/// A number that equal prompts share.
+/// Hash of a prompt, equal for equal prompts.
 fn fingerprint(example: &Example) -> u64 {
     let mut hasher = DefaultHasher::new();
     match &example.prompt {
@@ -280,7 +277,7 @@ fn fingerprint(example: &Example) -> u64 {
     hasher.finish()
 }
 
-/// What a value is, objects and lists opened so many times.
+/// Kind of a value; objects and lists are described to a depth.
 fn kind(value: &Value, depth: usize) -> String {
     match value {
         Value::Null => "null".to_owned(),

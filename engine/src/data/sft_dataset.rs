@@ -1,8 +1,7 @@
-//! What supervised training learns from: rows of a file, or the task's solutions.
+//! Examples of supervised training: rows of a file, or the task's solutions.
 //!
-//! A row is a conversation (`messages`), of which the assistant's turns are scored, or a `prompt` with a `completion`,
-//! of which the completion is: both texts, or both lists of messages. Examples of a file are encoded once, when it is
-//! read.
+//! A row is a conversation (`messages`) with scored assistant turns, or a `prompt` with a scored `completion`: both
+//! texts, or both lists of messages. Examples of a file are encoded once, when it is read.
 
 use crate::checkpoint::PolicySource;
 use crate::config::SftConfig;
@@ -22,65 +21,62 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
-/// one other epochs.
+/// First draw of supervised training, far from the draws of RL: other examples of an endless task, other epochs of a
+/// finite one.
 const SFT_DRAWS: u64 = 1 << 40;
 
 /// Columns of rows that are trained on.
-const READ: [&str; 5] = ["messages", "prompt", "completion", TOOLS, TEMPLATE_KWARGS];
+const TRAINED_COLUMNS: [&str; 5] = ["messages", "prompt", "completion", TOOLS, TEMPLATE_KWARGS];
 
 /// Examples of supervised training.
 #[derive(Debug)]
 pub struct SftDataset {
     config: SftConfig,
-    /// Examples of `train`; the task's are drawn where absent.
+    /// Examples of `train`; `None`: the task's are drawn.
     rows: Option<Vec<Sequence>>,
     /// Number of examples; `None` of an endless task.
     examples: Option<u64>,
-    /// Held-out examples.
+    /// Validation examples.
     pub validation: Vec<Sequence>,
-    /// Rows left out for their length.
+    /// Rows skipped for their length.
     pub filtered: u64,
     /// Optimizer steps.
     pub steps: u64,
-    /// The files of its rows, each with the key that names it.
+    /// Files of its rows, each with the key that names it.
     pub files: Vec<(&'static str, PathBuf)>,
-    /// Most tokens of an example of the task.
-    most: usize,
-    /// The section that it is read from.
+    /// Maximum tokens of an example of the task.
+    max_tokens: usize,
+    /// Section of its settings.
     section: &'static str,
 }
 
 impl SftDataset {
-    /// Reads and encodes what a section (`sft` or `warmup.sft`) names.
+    /// Reads and encodes the examples of a section (`sft` or `warmup.sft`).
     ///
     /// # Errors
-    /// `Error::Task` for a row that cannot be read, `Error::Model` for one that cannot be encoded, `Error::Config`
-    /// where none is short enough, or epochs of an endless task are asked for.
+    /// `Error::Task` for a row that cannot be read, `Error::Model` for one that cannot be encoded, `Error::Config` if
+    /// none is short enough, or for epochs of an endless task.
     pub fn new(config: &SftConfig, section: &'static str, source: &PolicySource, data: &PromptDataset) -> Result<Self> {
         let (mut filtered, mut files) = (0, Vec::new());
-        let mut of_file = |file: &Path, setting| {
+        let mut read = |file: &Path, setting| {
             let paths = RowFiles::from(file).list(Path::new("."), setting)?.concat();
-            let (rows, dropped) = encoded(config, &paths, setting, source)?;
+            let (rows, skipped) = read_rows(config, &paths, setting, source)?;
             files.extend(paths.into_iter().map(|path| (setting, path)));
-            filtered += dropped;
+            filtered += skipped;
             Ok::<_, Error>(rows)
         };
-        let train = match section {
+        let [train, validation] = match section {
             "sft" => ["sft.train", "sft.validation"],
             _ => ["warmup.sft.train", "warmup.sft.validation"],
         };
-        let rows = match &config.train {
-            Some(file) => Some(of_file(file, train[0])?),
-            None => None,
-        };
+        let rows = config.train.as_ref().map(|file| read(file, train)).transpose()?;
         let limit = limit(config, source);
         let validation = match &config.validation {
-            Some(file) => of_file(file, train[1])?,
+            Some(file) => read(file, validation)?,
             None => {
-                let mut own = held_out(source, data)?;
-                own.retain(|sequence| sequence.tokens.len() <= limit);
-                own
+                let mut examples = held_out(source, data)?;
+                examples.retain(|sequence| sequence.tokens.len() <= limit);
+                examples
             }
         };
         let examples = match &rows {
@@ -95,16 +91,16 @@ impl SftDataset {
             validation: weighted(validation),
             filtered,
             files,
-            most: if data.examples().is_none() { declared(source, data)?.min(limit) } else { limit },
+            max_tokens: if data.examples().is_none() { declared(source, data)?.min(limit) } else { limit },
             section,
         })
     }
 
-    /// Most tokens of an example: of the longest of a file's rows, of all that is validated, and of the task's solutions
-    /// where all are known; else the model's context.
+    /// Maximum tokens of an example: of the longest row of a file, validation example, and solution of the task if all
+    /// are known; else the model's context.
     ///
     /// # Errors
-    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
+    /// `Error::Task` and `Error::Model` if an example cannot be read or encoded.
     pub fn longest(&self, source: &PolicySource, data: &PromptDataset) -> Result<usize> {
         let read = self.rows.iter().flatten().chain(&self.validation);
         let longest = read.map(|s| s.tokens.len()).max().unwrap_or(0);
@@ -112,13 +108,13 @@ impl SftDataset {
             return Ok(longest);
         }
         let rows = data.examples();
-        // of few rows, one beyond the model's context is refused here; of many, it is replaced when it is drawn
+        // of few rows, one beyond the model's context is an error; of many, it is replaced when it is drawn
         let skips = self.config.max_length.is_some() || rows.is_some_and(|rows| rows > SAMPLED_ROWS);
         let longer = AtomicU64::new(0);
         let solutions = data.largest(|prompt| {
             let sequence = example(prompt, data.task(), source)?;
             match sequence.tokens.len() {
-                length if length <= self.most => Ok(length),
+                length if length <= self.max_tokens => Ok(length),
                 _ if skips => {
                     longer.fetch_add(1, Ordering::Relaxed);
                     Ok(0)
@@ -126,33 +122,33 @@ impl SftDataset {
                 _ => Err(too_long(prompt, &sequence, source)),
             }
         })?;
-        let (section, most, longer) = (self.section, self.most, longer.into_inner());
+        let (section, max_tokens, longer) = (self.section, self.max_tokens, longer.into_inner());
         match (solutions, rows) {
             (Some(0), Some(rows)) if rows > 0 => {
                 return Err(Error::Config(format!(
-                    "all {rows} prompts with their solutions are longer than {most} tokens; raise {section}.max_length (the \
-                     model's context is {})",
+                    "all {rows} prompts with their solutions are longer than {max_tokens} tokens; raise {section}.max_length \
+                     (the model's context is {})",
                     source.trained_context()
                 )));
             }
             (Some(_), Some(rows)) if longer > 0 => tracing::warn!(
-                "{longer} of {rows} prompts with their solutions are longer than {most} tokens, and are replaced when they \
-                 are drawn"
+                "{longer} of {rows} prompts with their solutions are longer than {max_tokens} tokens, and are replaced \
+                 when they are drawn"
             ),
             (None, Some(rows)) => tracing::warn!(
-                "memory is planned for examples of {most} tokens, because {rows} rows are too many to encode all before the \
-                 first step; set {section}.max_length"
+                "memory is planned for examples of {max_tokens} tokens, because {rows} rows are too many to encode all before \
+                 the first step; set {section}.max_length"
             ),
             _ => {}
         }
-        Ok(longest.max(solutions.unwrap_or(most)))
+        Ok(longest.max(solutions.unwrap_or(max_tokens)))
     }
 
-    /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with
-    /// it, where the examples are finite.
+    /// Examples of a step, weighted for the mean over its scored tokens, and the finished epochs after it, for finite
+    /// examples.
     ///
     /// # Errors
-    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded; those of [`PromptDataset::draw`].
+    /// `Error::Task` and `Error::Model` if an example cannot be read or encoded; those of [`PromptDataset::draw`].
     pub fn step(
         &self,
         step: u64,
@@ -171,7 +167,7 @@ impl SftDataset {
                 }
                 None => data.draw_as(seed, draw, |prompt| {
                     let sequence = example(&prompt, data.task(), source)?;
-                    Ok((sequence.tokens.len() <= self.most).then_some(sequence))
+                    Ok((sequence.tokens.len() <= self.max_tokens).then_some(sequence))
                 })?,
             };
             let id = SampleId { prompt_index: draw, sample: 0 };
@@ -180,13 +176,13 @@ impl SftDataset {
         Ok((weighted(drawn.collect::<Result<_>>()?), epochs))
     }
 
-    /// The first draw: the beginning of an epoch.
+    /// First draw: the beginning of an epoch.
     fn first_draw(&self) -> u64 {
         self.examples.map_or(SFT_DRAWS, |n| SFT_DRAWS.next_multiple_of(n.max(1)))
     }
 
-    /// The draws of a step. Where epochs are counted the last step of each has what is left of it; otherwise a step may
-    /// reach into the next epoch.
+    /// Draws of a step. With `epochs`, the last step of an epoch is shorter; otherwise a step may reach into the next
+    /// epoch.
     fn draws(&self, step: u64) -> Range<u64> {
         let (first, batch) = (self.first_draw(), self.config.batch_size as u64);
         match (self.config.epochs, self.examples) {
@@ -201,37 +197,37 @@ impl SftDataset {
     }
 }
 
-/// Most tokens of an example, as a section says.
+/// Maximum tokens of an example, by a section's settings.
 fn limit(config: &SftConfig, source: &PolicySource) -> usize {
     let context = source.trained_context();
     config.max_length.unwrap_or(context).min(context)
 }
 
-/// A file's rows that fit, and the number of those that do not.
-fn encoded(
+/// Reads and encodes rows. Returns those that fit, and the number of the others.
+fn read_rows(
     config: &SftConfig,
     files: &[PathBuf],
     setting: &'static str,
     source: &PolicySource,
 ) -> Result<(Vec<Sequence>, u64)> {
-    let (context, most) = (source.trained_context(), limit(config, source));
+    let (context, max_tokens) = (source.trained_context(), limit(config, source));
     let rows = Rows::read(files, setting, None, &|_| Ok(()))?;
-    let (all, mut shortest) = (rows.len() as usize, usize::MAX);
-    let mut kept = Vec::with_capacity(all);
-    let mut looked = Looked::default();
+    let (count, mut shortest) = (rows.len() as usize, usize::MAX);
+    let mut kept = Vec::with_capacity(count);
+    let mut findings = Findings::default();
     for at in 0..rows.len() {
         let row = rows.get(at)?;
         let place = row.place.clone();
-        let sequence = sequence(row, setting, config.special_tokens, source, &mut looked);
+        let sequence = sequence(row, setting, config.special_tokens, source, &mut findings);
         let sequence = sequence.map_err(|error| error.in_row(&place))?;
         shortest = shortest.min(sequence.tokens.len());
         firebrick_sampler::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
-        if sequence.tokens.len() <= most {
+        if sequence.tokens.len() <= max_tokens {
             kept.push(sequence);
         }
     }
-    looked.report(setting, config.special_tokens);
-    if let Some(family) = source.tokenizer.training_family().filter(|_| looked.conversations) {
+    findings.report(setting, config.special_tokens);
+    if let Some(family) = source.tokenizer.training_family().filter(|_| findings.conversations) {
         tracing::info!(
             "{setting}: conversations are rendered with the chat template of {family} for training, which writes the \
              reasoning of every turn; saved models keep the checkpoint's. Set model.chat_template to a file for another"
@@ -239,11 +235,12 @@ fn encoded(
     }
     if kept.is_empty() {
         return Err(Error::Config(format!(
-            "{setting}: all {all} rows are longer than {most} tokens (the shortest has {shortest}); raise max_length (the \
-             model's context is {context})"
+            "{setting}: all {count} rows are longer than {max_tokens} tokens (the shortest has {shortest}); raise max_length \
+             (the model's context is {context})"
         )));
     }
-    let ends = |own: &Sequence| own.positions.iter().any(|at| source.ends.ids.contains(&own.tokens[at + 1]));
+    let ends =
+        |sequence: &Sequence| sequence.positions.iter().any(|at| source.ends.ids.contains(&sequence.tokens[at + 1]));
     if !kept.iter().any(ends) {
         tracing::warn!(
             "{setting}: no row has a trained token that ends completions ({}), so the model does not learn to end its \
@@ -251,27 +248,28 @@ fn encoded(
             EndTokens::shown(&source.ends.ids, &source.tokenizer)
         );
     }
-    let dropped = all - kept.len();
-    if dropped > 0 {
-        tracing::warn!("skipped {dropped} of {all} rows of {setting} longer than {most} tokens");
+    let skipped = count - kept.len();
+    if skipped > 0 {
+        tracing::warn!("skipped {skipped} of {count} rows of {setting} longer than {max_tokens} tokens");
     }
-    Ok((kept, dropped as u64))
+    Ok((kept, skipped as u64))
 }
 
-/// What was found in the rows of a file.
+/// Findings in the rows of a file.
 #[derive(Default)]
-struct Looked {
+struct Findings {
     spelled: SpelledTokens,
-    /// Whether there are conversations.
+    /// True if there are conversations.
     conversations: bool,
     /// Rows with a value in a column that is not trained on.
     unread: BTreeMap<String, u64>,
 }
 
-impl Looked {
+impl Findings {
     fn add(&mut self, row: &Row, spelled: BTreeSet<String>) {
         self.spelled.add(spelled);
-        let unread = row.fields.iter().filter(|(name, value)| !READ.contains(&name.as_str()) && !value.is_null());
+        let unread =
+            row.fields.iter().filter(|(name, value)| !TRAINED_COLUMNS.contains(&name.as_str()) && !value.is_null());
         for (name, _) in unread {
             *self.unread.entry(name.clone()).or_default() += 1;
         }
@@ -297,7 +295,7 @@ fn sequence(
     setting: &str,
     special_tokens: SpecialTokens,
     source: &PolicySource,
-    looked: &mut Looked,
+    findings: &mut Findings,
 ) -> Result<Sequence> {
     check_text_only(&row, setting, |_| false)?;
     if !row.fields.get("prompt").is_some_and(Value::is_string) {
@@ -316,11 +314,11 @@ fn sequence(
     let tokenizer = &source.tokenizer;
     let tools = row.fields.column(TOOLS);
     let mut encode = |messages: &[Message], from| {
-        looked.conversations = true;
-        looked.add(row, spelled_in_chat(tokenizer, messages, tools));
+        findings.conversations = true;
+        findings.add(row, spelled_in_chat(tokenizer, messages, tools));
         let kwargs = row.fields.column(TEMPLATE_KWARGS).and_then(Value::as_object);
         let options = ChatOptions { tools, kwargs, special_tokens, ..ChatOptions::default() };
-        tokenizer.encode_with_assistant_mask_and(messages, from, options)
+        tokenizer.encode_with_assistant_mask(messages, from, options)
     };
     let encoded = match fields {
         [Some(Value::Array(list)), None, None] => encode(&chat("messages", list)?, 0),
@@ -332,7 +330,7 @@ fn sequence(
         }
         [None, Some(Value::String(prompt)), Some(Value::String(completion))] => {
             let spelled = [prompt, completion].into_iter().flat_map(|text| tokenizer.special_tokens_in(text));
-            looked.add(row, spelled.collect());
+            findings.add(row, spelled.collect());
             let prompt = tokenizer.encode_text(prompt, &special_tokens.into(), true)?;
             if prompt.is_empty() {
                 return Err(row.bad(setting, "its prompt has no tokens").into());
@@ -346,21 +344,21 @@ fn sequence(
         }
     };
     let encoded = encoded.map_err(|e| row.bad(setting, e.to_string()))?;
-    turns(encoded).ok_or_else(|| {
+    conversation(encoded).ok_or_else(|| {
         let detail = "there is no assistant turn with text to train on";
         row.bad(setting, detail).into()
     })
 }
 
-/// A conversation whose assistant's tokens are scored; `None` where there are none.
-fn turns(encoded: ChatTokens) -> Option<Sequence> {
+/// A conversation with scored tokens of the assistant; `None` without any.
+fn conversation(encoded: ChatTokens) -> Option<Sequence> {
     let ChatTokens { tokens, assistant_mask } = encoded;
-    // the first token is predicted by none
+    // no token predicts the first one
     let positions: Vec<usize> = (1..tokens.len()).filter(|&t| assistant_mask[t]).map(|t| t - 1).collect();
     (!positions.is_empty()).then(|| Sequence { tokens, positions, ..Sequence::default() })
 }
 
-/// A prompt with its completion and the token that ends it, which are scored.
+/// A prompt with its scored completion and end token.
 fn completed(
     prompt: &[u32],
     completion: &str,
@@ -383,13 +381,13 @@ fn too_long(prompt: &Prompt, sequence: &Sequence, source: &PolicySource) -> Erro
 fn example(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Sequence> {
     let sequence = match demonstrated(prompt, task, source)? {
         Some(sequence) => sequence,
-        None => of_solution(prompt, source)?,
+        None => with_solution(prompt, source)?,
     };
     firebrick_sampler::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
     Ok(sequence)
 }
 
-/// Most tokens of an example of an endless task: as far as it says, else the model's context.
+/// Maximum tokens of an example of an endless task, from its longest example; without one, the model's context.
 fn declared(source: &PolicySource, data: &PromptDataset) -> Result<usize> {
     let context = source.trained_context();
     let Some(prompt) = data.longest_example()? else {
@@ -408,7 +406,7 @@ fn declared(source: &PolicySource, data: &PromptDataset) -> Result<usize> {
     Ok(tokenizer.most_tokens(&text, sequence.tokens.len()).min(context))
 }
 
-/// A prompt with a demonstration of several turns, where the task has one: the assistant's are scored.
+/// A prompt with a demonstration of several turns, if the task has one, with scored assistant turns.
 fn demonstrated(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Option<Sequence>> {
     let (Some(demonstration), PromptText::Chat(messages)) =
         (task.demonstration(&prompt.example), &prompt.example.prompt)
@@ -417,8 +415,8 @@ fn demonstrated(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Resu
     };
     let whole = [messages.as_slice(), &demonstration].concat();
     let tokenizer = &source.tokenizer;
-    let encoded = tokenizer.encode_with_assistant_mask_and(&whole, messages.len(), prompt.example.chat_options())?;
-    turns(encoded).map(Some).ok_or_else(|| {
+    let encoded = tokenizer.encode_with_assistant_mask(&whole, messages.len(), prompt.example.chat_options())?;
+    conversation(encoded).map(Some).ok_or_else(|| {
         Error::Config(format!(
             "the task's demonstration for prompt {:?} has no turn of the assistant with text to train on",
             prompt.text
@@ -427,7 +425,7 @@ fn demonstrated(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Resu
 }
 
 /// A prompt with its solution.
-fn of_solution(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
+fn with_solution(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
     let Some(solution) = &prompt.example.solution else {
         return Err(Error::Config(format!(
             "supervised training needs solutions, but the task has none for prompt {:?}; set `solution` in the task's \
@@ -439,7 +437,7 @@ fn of_solution(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
     completed(&prompt.tokens, solution, prompt.example.special_tokens(), end, source)
 }
 
-/// The task's validation prompts with their solutions; none where it has none.
+/// The task's validation prompts with their solutions, if it has solutions.
 fn held_out(source: &PolicySource, data: &PromptDataset) -> Result<Vec<Sequence>> {
     let task = data.task();
     let has_none = |p: &Prompt| p.example.solution.is_none() && task.demonstration(&p.example).is_none();
@@ -454,7 +452,7 @@ fn held_out(source: &PolicySource, data: &PromptDataset) -> Result<Vec<Sequence>
     data.validation.iter().map(within).collect()
 }
 
-/// Gives every scored token the same weight, one in sum.
+/// Gives every scored token the same weight; weights sum to one.
 fn weighted(mut sequences: Vec<Sequence>) -> Vec<Sequence> {
     let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
     let denominators = Denominators::new(&lengths, 1);

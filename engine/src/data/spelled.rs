@@ -1,4 +1,4 @@
-//! Special tokens that rows spell in their text, counted.
+//! Counts of special tokens in the text of rows.
 
 use crate::task::{Example, PromptText, TOOLS};
 use firebrick_models::Tokenizer;
@@ -7,22 +7,22 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Spellings that are named.
-const NAMED: usize = 5;
+/// Special tokens named in a warning.
+const MAX_NAMED: usize = 5;
 
-/// Special tokens that are spelled in the text of rows.
+/// Special tokens in the text of rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SpelledTokens {
-    /// Rows that were looked at.
+    /// Examined rows.
     pub looked_at: u64,
-    /// Rows with such spellings.
+    /// Rows with special tokens in their text.
     pub rows: u64,
-    /// Rows by spelling.
+    /// Rows by special token.
     pub spellings: BTreeMap<String, u64>,
 }
 
 impl SpelledTokens {
-    /// Adds a row with the special tokens that it spells.
+    /// Adds a row with the special tokens in its text.
     pub fn add(&mut self, spelled: BTreeSet<String>) {
         let rows = u64::from(!spelled.is_empty());
         self.join(Self { looked_at: 1, rows, spellings: spelled.into_iter().map(|spelling| (spelling, 1)).collect() });
@@ -37,45 +37,40 @@ impl SpelledTokens {
         }
     }
 
-    /// What to know of the rows of a setting; `None` if they spell no special tokens. `key` is how they are encoded.
-    #[must_use]
+    /// Warning for the rows of a setting; `None` without special tokens. `key` is the setting of their encoding.
     pub fn warning(&self, what: &str, key: &str, special_tokens: SpecialTokens) -> Option<String> {
         if self.rows == 0 {
             return None;
         }
-        let mut most: Vec<(&String, &u64)> = self.spellings.iter().collect();
-        most.sort_by_key(|(_, rows)| std::cmp::Reverse(**rows));
-        let mut named: Vec<String> = most.iter().take(NAMED).map(|(token, n)| format!("`{token}` in {n}")).collect();
-        if most.len() > NAMED {
-            named.push(format!("{} more", most.len() - NAMED));
+        let mut sorted: Vec<(&String, &u64)> = self.spellings.iter().collect();
+        sorted.sort_by_key(|(_, rows)| std::cmp::Reverse(**rows));
+        let mut named: Vec<String> =
+            sorted.iter().take(MAX_NAMED).map(|(token, n)| format!("`{token}` in {n}")).collect();
+        if sorted.len() > MAX_NAMED {
+            named.push(format!("{} more", sorted.len() - MAX_NAMED));
         }
-        let (rows, all, named) = (self.rows, self.looked_at, named.join(", "));
+        let (rows, total, named) = (self.rows, self.looked_at, named.join(", "));
         Some(match special_tokens {
             SpecialTokens::Text => format!(
-                "{rows} of {all} {what} spell special tokens ({named}), which are encoded as text; set `{key}: allow` if a chat \
+                "{rows} of {total} {what} spell special tokens ({named}), which are encoded as text; set `{key}: allow` if a chat \
                  template has rendered the rows already"
             ),
             SpecialTokens::Allow => format!(
-                "{rows} of {all} {what} spell special tokens ({named}), which are encoded as special tokens (`{key}: allow`)"
+                "{rows} of {total} {what} spell special tokens ({named}), which are encoded as special tokens (`{key}: allow`)"
             ),
         })
     }
 }
 
-/// The special tokens that the row of an example spells in its prompt or its solution.
+/// Special tokens in the text of an example's prompt and solution.
 pub(super) fn spelled_in(tokenizer: &Tokenizer, example: &Example) -> BTreeSet<String> {
     let mut spelled = match &example.prompt {
         PromptText::Text(text) => match &example.control {
-            // what the configuration spells is meant
+            // except in literals of the configuration
             Control::In(literals) => {
-                let mut spelled = BTreeSet::new();
-                let mut from = 0;
-                for literal in literals {
-                    spelled.append(&mut tokenizer.special_tokens_in(&text[from..literal.start]));
-                    from = literal.end;
-                }
-                spelled.append(&mut tokenizer.special_tokens_in(&text[from..]));
-                spelled
+                let ends = literals.iter().map(|literal| literal.start).chain([text.len()]);
+                let starts = [0].into_iter().chain(literals.iter().map(|literal| literal.end));
+                starts.zip(ends).flat_map(|(start, end)| tokenizer.special_tokens_in(&text[start..end])).collect()
             }
             Control::Everywhere => tokenizer.special_tokens_in(text),
         },
@@ -85,7 +80,7 @@ pub(super) fn spelled_in(tokenizer: &Tokenizer, example: &Example) -> BTreeSet<S
     spelled
 }
 
-/// The special tokens that the messages and tools of a conversation spell.
+/// Special tokens in the messages and tools of a conversation.
 pub(super) fn spelled_in_chat(tokenizer: &Tokenizer, messages: &[Message], tools: Option<&Value>) -> BTreeSet<String> {
     let fields = messages.iter().flat_map(|message| message.fields().values());
     fields.chain(tools).flat_map(|value| tokenizer.special_tokens_in_value(value)).collect()

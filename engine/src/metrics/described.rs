@@ -1,5 +1,4 @@
-//! Metrics in `metrics.jsonl`: name, unit, description, and the value in a step. The reference page is generated from
-//! them.
+//! Metrics of `metrics.jsonl`: name, unit, description, and value in a step. The reference page is generated from them.
 
 use super::phase::Phase;
 use super::report::{RolloutReport, StepReport};
@@ -16,7 +15,7 @@ use std::collections::BTreeMap;
 /// Metrics of one step or validation, by name.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// The metric that says which step a line of `metrics.jsonl` belongs to.
+/// Metric with the step of a line of `metrics.jsonl`.
 pub const GLOBAL_STEP: &str = "training/global_step";
 
 /// A metric, or several metrics whose names follow one pattern.
@@ -340,8 +339,8 @@ impl Described {
 
 /// The description of a metric. If several patterns match, the one with the most fixed characters counts.
 pub fn described(name: &str) -> Option<&'static Described> {
-    let all = METRICS.iter().flat_map(|(_, rows)| rows.iter());
-    all.filter(|row| matches(row.name, name)).max_by_key(|row| fixed_characters(row.name))
+    let rows = METRICS.iter().flat_map(|(_, rows)| rows.iter());
+    rows.filter(|row| matches(row.name, name)).max_by_key(|row| fixed_characters(row.name))
 }
 
 fn matches(pattern: &str, name: &str) -> bool {

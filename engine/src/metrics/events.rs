@@ -1,4 +1,4 @@
-//! What a run tells its observer.
+//! Events of a run, and its observer.
 
 use super::described::Metrics;
 use super::phase::Phase;
@@ -11,28 +11,28 @@ use std::path::PathBuf;
 pub enum Event<'a> {
     /// Model and data are ready.
     Ready {
-        /// Device, as it names itself.
+        /// Device, with its name.
         device: String,
         /// Parameters of the policy.
         params: usize,
-        /// Those of them that training changes.
+        /// Trainable parameters.
         trainable: usize,
         /// The run folder.
         output: PathBuf,
         /// Step that the run continues from; 0 at its start.
         resumed_from: u64,
-        /// Training prompts left out for their length.
+        /// Training prompts skipped for their length.
         filtered: u64,
         /// Validation prompts.
         validation: usize,
-        /// Peak that is predicted of the plan.
+        /// Predicted peak of the plan.
         predicted_peak_bytes: u64,
-        /// Budget that it was made for.
+        /// Budget of the plan.
         budget_bytes: Option<u64>,
     },
     /// A phase begins.
     Phase {
-        /// The step that it belongs to; 0 before the first.
+        /// Its step; 0 before the first.
         step: u64,
         /// The phase.
         phase: Phase,
@@ -43,9 +43,9 @@ pub enum Event<'a> {
         phase: Phase,
         /// Training step.
         step: u64,
-        /// Bytes it needed, where they could be counted.
+        /// Bytes it needed, if known.
         used: Option<u64>,
-        /// Bytes it was allowed, where a limit is set.
+        /// Bytes it was allowed, with a limit.
         limit: Option<u64>,
         /// The new plan, as settings.
         settings: &'a [String],
@@ -67,7 +67,7 @@ pub enum Event<'a> {
         steps: u64,
         /// Its metrics.
         metrics: &'a Metrics,
-        /// What they are made of.
+        /// Facts behind the metrics.
         report: &'a StepReport,
     },
     /// A validation.
@@ -86,33 +86,33 @@ pub enum Event<'a> {
     Finished(&'a Summary),
 }
 
-/// What an observer asks of a run between two steps.
+/// Request of an observer between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Control {
     /// Run the next step.
     #[default]
     Continue,
-    /// Wait: the observer is asked again until it answers otherwise.
+    /// Wait until the observer requests otherwise.
     Pause,
-    /// Write a checkpoint. The observer is then asked once more, so that a paused run stays paused; what it saved it
-    /// does not save twice.
+    /// Write a checkpoint. The observer is then polled once more, so that a paused run stays paused; a second request
+    /// does not save again.
     Save,
     /// Write a checkpoint and the summary, and end. The run can be resumed.
     Stop,
 }
 
-/// Watches a run, and may steer it.
+/// Receives the events of a run, and may steer it.
 pub trait Observer {
-    /// Something has happened. Called on the training thread, between phases.
+    /// Receives an event, on the training thread, between phases.
     fn event(&mut self, event: Event<'_>);
 
-    /// What to do next. Asked on the training thread after every step, its validation and its checkpoint.
+    /// Request for the run. Polled on the training thread after every step, its validation and its checkpoint.
     fn control(&mut self) -> Control {
         Control::Continue
     }
 }
 
-/// An observer that ignores everything.
+/// An observer that ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

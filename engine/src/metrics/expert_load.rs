@@ -1,53 +1,52 @@
-//! How evenly routers load their experts.
+//! Load of experts by routers.
 
 use firebrick_models::Arch;
 use firebrick_models::routing::Routes;
 
-/// The load of experts: the choices of one, over the mean of its layer. 1 is even.
+/// Load of experts: tokens of an expert divided by the mean of its layer. 1 is even.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertLoad {
-    /// The most loaded expert of each layer; mean over the layers.
+    /// Load of the most loaded expert of a layer, averaged over layers.
     pub max: f64,
-    /// The least loaded one; mean over the layers.
+    /// Load of the least loaded expert of a layer, averaged over layers.
     pub min: f64,
-    /// Share of the experts of all layers that no token chose.
+    /// Fraction of the experts of all layers without tokens.
     pub unused: f64,
 }
 
 impl ExpertLoad {
-    /// The load that routes make; `None` where there are none.
-    pub fn of<'r>(arch: &Arch, routes: impl Iterator<Item = &'r Routes>) -> Option<Self> {
-        let layers: Vec<_> = arch.expert_layers().map(|(_, own)| own).collect();
-        let mut counts: Vec<Vec<usize>> = layers.iter().map(|own| vec![0; own.count]).collect();
+    /// Load of some routes; `None` without any.
+    pub fn new<'r>(arch: &Arch, routes: impl Iterator<Item = &'r Routes>) -> Option<Self> {
+        let layers: Vec<_> = arch.expert_layers().map(|(_, experts)| experts).collect();
+        let mut counts: Vec<Vec<usize>> = layers.iter().map(|experts| vec![0; experts.count]).collect();
         for routes in routes {
             for row in 0..routes.rows() {
                 let mut rest = routes.row(row);
-                for (own, counts) in layers.iter().zip(&mut counts) {
-                    let (chosen, after) = rest.split_at(own.per_token);
+                for (experts, counts) in layers.iter().zip(&mut counts) {
+                    let (route, after) = rest.split_at(experts.per_token);
                     rest = after;
-                    for &expert in chosen.iter().filter(|&&expert| expert != Routes::UNKNOWN) {
+                    for &expert in route.iter().filter(|&&expert| expert != Routes::UNKNOWN) {
                         counts[usize::from(expert)] += 1;
                     }
                 }
             }
         }
-        let all: usize = counts.iter().flatten().sum();
-        if all == 0 {
+        if counts.iter().flatten().sum::<usize>() == 0 {
             return None;
         }
-        let of_layers = |pick: fn(&[usize]) -> usize| {
+        let mean_load = |pick: fn(&[usize]) -> Option<&usize>| {
             let load = |counts: &Vec<usize>| {
                 let mean = counts.iter().sum::<usize>() as f64 / counts.len() as f64;
-                pick(counts) as f64 / mean
+                pick(counts).map_or(0.0, |&count| count as f64) / mean
             };
             counts.iter().map(load).sum::<f64>() / counts.len() as f64
         };
         let experts = counts.iter().map(Vec::len).sum::<usize>() as f64;
-        let idle = counts.iter().flatten().filter(|&&count| count == 0);
+        let unused = counts.iter().flatten().filter(|&&count| count == 0).count();
         Some(Self {
-            max: of_layers(|counts| counts.iter().copied().max().unwrap_or(0)),
-            min: of_layers(|counts| counts.iter().copied().min().unwrap_or(0)),
-            unused: idle.count() as f64 / experts,
+            max: mean_load(|counts| counts.iter().max()),
+            min: mean_load(|counts| counts.iter().min()),
+            unused: unused as f64 / experts,
         })
     }
 }
@@ -68,9 +67,9 @@ mod tests {
         let arch = Arch::from_config(config, Path::new("config.json")).unwrap();
         // expert 0 three times, 1 twice, 2 once, 3 never: the mean is one and a half
         let unknown = Routes::unknown(3, 2);
-        assert_eq!(ExpertLoad::of(&arch, std::iter::once(&unknown)), None);
+        assert_eq!(ExpertLoad::new(&arch, std::iter::once(&unknown)), None);
         let routes = Routes::from_rows(&[&[0, 1], &[0, 2], &[1, 0]]);
-        let load = ExpertLoad::of(&arch, std::iter::once(&routes)).unwrap();
+        let load = ExpertLoad::new(&arch, std::iter::once(&routes)).unwrap();
         assert!((load.max - 2.0).abs() < 1e-12 && load.min.abs() < 1e-12, "{load:?}");
         assert!((load.unused - 0.25).abs() < 1e-12, "{load:?}");
     }

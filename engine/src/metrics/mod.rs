@@ -1,9 +1,8 @@
-//! What a run reports of itself.
+//! Reports of a run.
 //!
-//! A step is a [`StepReport`]: facts in types. [`metrics()`] is a pure function that puts them under names. The
-//! [`Recorder`] writes them into the files of the run folder and tells the [`Observer`] and every [`Tracker`]. The
-//! [`Ledger`] reads memory at the ends of phases; a [`MemoryTimeline`] has what was held at every boundary of some
-//! steps.
+//! A [`StepReport`] has the facts of a step, and [`metrics()`] is a pure function from it to named values. The
+//! [`Recorder`] writes them into the run folder and sends them to the [`Observer`] and every [`Tracker`]. The
+//! [`Ledger`] reads memory at the ends of phases; a [`MemoryTimeline`] has the bytes at every boundary of some steps.
 
 mod described;
 mod events;

@@ -1,4 +1,4 @@
-//! Metrics of steps and validations, by name: verl's where verl has the metric. [`METRICS`] has the names; losses and
+//! Metrics of steps and validations by name, verl's if verl has the metric. [`METRICS`] has the names; losses and
 //! advantages name their own.
 
 use super::described::{METRICS, Metrics};
@@ -6,12 +6,12 @@ use super::phase::PhaseTimings;
 use super::report::{StepReport, ValidationReport};
 use super::validation::{JudgedSample, rewards, statistics};
 
-/// Whether a metric says how fast a machine is or what its memory holds: ranks differ in those.
+/// Returns true if a metric is a time or a memory size, in which ranks differ.
 pub fn is_of_a_machine(name: &str) -> bool {
     name.starts_with("timing_") || name.starts_with("perf/") || name.ends_with("_per_second")
 }
 
-/// The metrics of a step.
+/// Metrics of a step.
 pub fn metrics(report: &StepReport) -> Metrics {
     let mut metrics = timings(&report.timings);
     let updates = [&report.critic, &report.actor].into_iter().flatten();
@@ -24,7 +24,7 @@ pub fn metrics(report: &StepReport) -> Metrics {
     metrics
 }
 
-/// The values of a validation; none where there was nothing to validate on.
+/// Metrics of a validation; empty without validation data.
 pub fn validation_metrics(report: &ValidationReport) -> Metrics {
     let mut metrics = Metrics::new();
     if let Some(reward) = report.reward {
@@ -41,18 +41,18 @@ pub fn validation_metrics(report: &ValidationReport) -> Metrics {
     metrics
 }
 
-/// The name of the mean validation reward of a task, or of one of its sets.
+/// Name of the mean validation reward of a task or set.
 pub fn validation_reward(set: &str) -> String {
     format!("val-core/{set}/reward")
 }
 
-/// The name of the number of a task's validation completions to which no reward applies.
+/// Name of the number of a task's validation completions to which no reward applies.
 pub fn validation_unjudged(task: &str) -> String {
     format!("val-aux/{task}/unjudged")
 }
 
-/// The statistics of judged completions by set: verl's, the largest number of samples under `val-core` and the rest
-/// under `val-aux`.
+/// Statistics of scored completions by set, as in verl: the largest number of samples under `val-core`, others under
+/// `val-aux`.
 pub fn judged_metrics(samples: &[JudgedSample]) -> Metrics {
     let rewards = rewards(samples).into_iter();
     let mut metrics: Metrics = rewards.map(|(set, mean)| (validation_reward(set), mean)).collect();
@@ -64,7 +64,7 @@ pub fn judged_metrics(samples: &[JudgedSample]) -> Metrics {
     metrics
 }
 
-/// The seconds of phases.
+/// Seconds of phases.
 pub fn timings(timings: &PhaseTimings) -> Metrics {
     let named = timings.iter();
     named.map(|(phase, seconds)| (format!("timing_s/{phase}"), seconds)).collect()

@@ -1,4 +1,4 @@
-//! The phases of a run: their names, the models they use, and the phases of the estimate that predict their bytes.
+//! Phases of a run: their names, models, and the phases of the estimate that predict their bytes.
 
 use crate::executor::Residency;
 use crate::plan::Role;
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The name of a phase, the models it uses, and the phases of the estimate that predict its bytes.
-type Facts = (&'static str, &'static [(Role, Residency)], &'static [EstimatePhase]);
+/// Name of a phase, its models, and the phases of the estimate that predict its bytes.
+type Properties = (&'static str, &'static [(Role, Residency)], &'static [EstimatePhase]);
 
 macro_rules! phases {
     ($($(#[$doc:meta])+ $phase:ident: $name:literal, [$($role:ident in $residency:ident)?], [$($estimate:ident),*];)+) => {
-        /// A part of a run whose memory errors name it. All but [`SaveCheckpoint`](Self::SaveCheckpoint) are timed, and
-        /// memory is read at their end.
+        /// A part of a run, which memory errors name. All except [`SaveCheckpoint`](Self::SaveCheckpoint) are timed,
+        /// and memory is read at their end.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
         pub enum Phase {
             $($(#[$doc])+ #[serde(rename = $name)] $phase,)+
@@ -23,7 +23,7 @@ macro_rules! phases {
             /// All phases, in the order of a step.
             pub const ALL: [Self; [$(Self::$phase),+].len()] = [$(Self::$phase),+];
 
-            fn facts(self) -> Facts {
+            fn properties(self) -> Properties {
                 match self {
                     $(Self::$phase => (
                         $name,
@@ -70,34 +70,29 @@ phases! {
 }
 
 impl Phase {
-    /// Its name in `timing_s/…`, in `memory.jsonl` and in messages; verl's where verl has the phase.
+    /// Name in `timing_s/…`, in `memory.jsonl` and in messages; verl's if verl has the phase.
     pub fn name(self) -> &'static str {
-        self.facts().0
+        self.properties().0
     }
 
-    /// The phase with this name.
-    pub fn named(name: &str) -> Option<Self> {
+    /// The phase with a name.
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|phase| phase.name() == name)
     }
 
-    /// The models it uses, and how; all others are idle. A run whose reference policy is its policy without adapters
-    /// uses the policy where it says [`Role::Reference`]. Reward models come and go by themselves.
+    /// Models on the device and their residency; all others are idle. A run whose reference policy is its policy
+    /// without adapters uses the policy in place of [`Role::Reference`]. Reward models load themselves.
     pub fn models(self) -> &'static [(Role, Residency)] {
-        self.facts().1
+        self.properties().1
     }
 
-    /// All phases of the estimate that predict its bytes: an update runs backward passes and the optimizer. Empty for a
-    /// phase that computes nothing on the device.
+    /// Phases of the estimate that predict its bytes: those of an update are backward passes and the optimizer. Empty
+    /// for a phase that computes nothing on the device.
     pub fn estimates(self) -> &'static [EstimatePhase] {
-        self.facts().2
+        self.properties().2
     }
 
-    /// The phase of the estimate that predicts its bytes, of an update its first half.
-    pub fn estimated(self) -> Option<EstimatePhase> {
-        self.estimates().first().copied()
-    }
-
-    /// The model that it updates.
+    /// Model that it updates.
     pub fn updates(self) -> Option<Role> {
         let is_update = self.estimates().iter().any(|estimate| estimate.is_update());
         self.models().first().filter(|_| is_update).map(|(role, _)| *role)

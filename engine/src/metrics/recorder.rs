@@ -1,4 +1,4 @@
-//! Where what a run reports goes: the files of its folder, and its observer.
+//! Destinations of reports: files of the run folder, observer and trackers.
 
 use super::described::{GLOBAL_STEP, Metrics};
 use super::events::{Control, Event, Observer};
@@ -27,16 +27,16 @@ const PLAN: &str = "plan.json";
 const NEXT_PLAN: &str = "next_plan.json";
 
 /// Writes `metrics.jsonl`, `samples.jsonl`, `tokens.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and
-/// the plans of a run, and tells its observer and its trackers.
+/// the plans of a run, and reports to its observer and its trackers.
 pub struct Recorder {
-    run: RunDir,
-    /// Where some groups are kept with their tokens.
+    pub(crate) run: RunDir,
+    /// Log of some groups with their tokens.
     tokens: Option<TokenLog>,
     observer: Box<dyn Observer>,
     trackers: Trackers,
-    /// The line of `metrics.jsonl` that is not complete: a step and its validation share one.
+    /// The incomplete line of `metrics.jsonl`: a step and its validation share one.
     line: Metrics,
-    /// Whether a timeline could not be written, which is told once.
+    /// True once it has warned that a timeline could not be written.
     timeline_failed: bool,
 }
 
@@ -46,21 +46,20 @@ impl Recorder {
         Self { run, tokens: None, observer, trackers, line: Metrics::new(), timeline_failed: false }
     }
 
-    /// Keeps some groups of every step with their tokens.
+    /// Logs some groups of every step with their tokens.
     ///
     /// # Errors
-    /// `Error::Io` where the file cannot be read or begun.
-    pub fn keep_tokens(mut self, settings: TokenSettings, tokenizer: &Arc<Tokenizer>) -> Result<Self> {
+    /// `Error::Io` if the file cannot be read or created.
+    pub fn with_token_log(mut self, settings: TokenSettings, tokenizer: &Arc<Tokenizer>) -> Result<Self> {
         let log = (settings.groups > 0).then(|| TokenLog::open(&self.run, settings, Arc::clone(tokenizer)));
         self.tokens = log.transpose()?;
         Ok(self)
     }
 
-    /// Drops what the files of a run folder say of later steps: of a run that continues after `step`, or starts over
-    /// where there is none.
+    /// Removes later steps from the files of a run that continues after `step`, or all steps of one that starts over.
     ///
     /// # Errors
-    /// `Error::Io` where a file cannot be read, written again or removed.
+    /// `Error::Io` if a file cannot be read, written again or removed.
     pub fn rewind(run: &RunDir, step: Option<u64>) -> Result<()> {
         for (file, key) in [(METRICS, GLOBAL_STEP), (SAMPLES, "step"), (MEMORY, "step")] {
             match step {
@@ -69,7 +68,7 @@ impl Recorder {
             }
         }
         match step {
-            // the timeline of a run that continues says what happened before
+            // a run that continues keeps its timeline
             Some(step) => run.rewind(TokenLog::FILE, "step", step),
             None => {
                 run.remove(MemoryTimeline::FILE)?;
@@ -78,7 +77,7 @@ impl Recorder {
         }
     }
 
-    /// Writes the memory timeline. Where that fails the run continues, with a warning.
+    /// Writes the memory timeline. If that fails, the run continues with a warning.
     pub fn timeline(&mut self, timeline: &MemoryTimeline) {
         let text = timeline.to_json();
         let written = text.and_then(|text| self.run.write(MemoryTimeline::FILE, text.as_bytes()));
@@ -90,27 +89,21 @@ impl Recorder {
         }
     }
 
-    /// The run folder.
-    pub fn run(&self) -> &RunDir {
-        &self.run
-    }
-
-    /// Asks the observer what the run is to do next.
+    /// Polls the observer.
     pub fn control(&mut self) -> Control {
         self.observer.control()
     }
 
-    /// Tells the observer.
+    /// Sends an event to the observer.
     pub fn event(&mut self, event: Event<'_>) {
         self.observer.event(event);
     }
 
-    /// Records a step of `steps`: its samples, its memory, its metrics in the line that [`end_line`](Self::end_line)
-    /// writes.
+    /// Records a step of `steps`: its samples, memory, and metrics in the line of [`end_line`](Self::end_line).
     ///
     /// # Errors
-    /// `Error::Io` where a file of the run folder cannot be written; `Error::Model` for tokens that cannot be decoded.
-    /// Trackers that fail are no error.
+    /// `Error::Io` if a file of the run folder cannot be written; `Error::Model` for tokens that cannot be decoded.
+    /// Failed trackers are no error.
     pub fn step(&mut self, report: &StepReport, steps: u64, mode: Mode) -> Result<()> {
         if let Some(rollout) = &report.rollout {
             self.run.append(SAMPLES, &samples(report.step, rollout))?;
@@ -122,27 +115,25 @@ impl Recorder {
         if let Some(memory) = &report.memory {
             self.memory(memory)?;
         }
-        let metrics = metrics(report);
-        let step = report.step;
-        let metrics_of_step = &metrics;
+        let (step, values) = (report.step, metrics(report));
         self.observer.event(match mode {
-            Mode::Rl => Event::Step { step, steps, metrics: metrics_of_step, report },
-            Mode::Sft => Event::Sft { step, steps, metrics: metrics_of_step },
+            Mode::Rl => Event::Step { step, steps, metrics: &values, report },
+            Mode::Sft => Event::Sft { step, steps, metrics: &values },
         });
-        self.line.extend(metrics);
+        self.line.extend(values);
         Ok(())
     }
 
-    /// Tells the observer of a step of the warm-up, which leaves no metrics in the run folder.
+    /// Reports a step of the warm-up to the observer. The run folder has no metrics of it.
     pub fn warm_up_step(&mut self, report: &StepReport, steps: u64) {
         self.observer.event(Event::Sft { step: report.step, steps, metrics: &metrics(report) });
     }
 
-    /// Records a validation: its memory readings, its values and times in the line that [`end_line`](Self::end_line)
-    /// writes. Gives the values.
+    /// Records a validation: its memory readings, and its metrics and times in the line of
+    /// [`end_line`](Self::end_line). Returns the metrics.
     ///
     /// # Errors
-    /// `Error::Io` where `memory.jsonl` cannot be written.
+    /// `Error::Io` if `memory.jsonl` cannot be written.
     pub fn validation(&mut self, report: &ValidationReport, readings: &[LedgerEntry]) -> Result<Metrics> {
         let values = validation_metrics(report);
         if !values.is_empty() {
@@ -154,23 +145,17 @@ impl Recorder {
         Ok(values)
     }
 
-    /// Writes the line of a step into `metrics.jsonl`, and tells the trackers.
+    /// Writes the line of a step into `metrics.jsonl`, and sends it to the trackers.
     ///
     /// # Errors
-    /// `Error::Io` where `metrics.jsonl` cannot be written. Trackers that fail are no error.
+    /// `Error::Io` if `metrics.jsonl` cannot be written. Failed trackers are no error.
     pub fn end_line(&mut self, step: u64) -> Result<()> {
         let mut line = std::mem::take(&mut self.line);
         line.insert(GLOBAL_STEP.into(), step as f64);
         self.trackers.metrics(step, &line);
-        let line = line.into_iter().map(|(name, value)| {
-            // a step is a whole number; of NaN, which JSON has not, null is written
-            let value = match name.as_str() {
-                GLOBAL_STEP => json!(step),
-                _ => json!(value),
-            };
-            (name, value)
-        });
-        let line: Map<String, Value> = line.collect();
+        // NaN, which JSON lacks, becomes null
+        let mut line: Map<String, Value> = line.into_iter().map(|(name, value)| (name, json!(value))).collect();
+        line.insert(GLOBAL_STEP.into(), json!(step));
         self.run.append(METRICS, &[line])
     }
 
@@ -186,21 +171,15 @@ impl Recorder {
         self.run.append(MEMORY, &memory.readings)
     }
 
-    /// Writes the plan in force and the one to try should it run out of memory: a process that the system ends can no
-    /// longer search for it.
+    /// Writes the current plan and the next cheaper one, for a process that the system kills.
     ///
     /// # Errors
-    /// `Error::Io` where a file cannot be written; `Error::Config` and `Error::Plan` of the planner. That no cheaper
-    /// plan is left is no error.
+    /// `Error::Io` if a file cannot be written; `Error::Config` and `Error::Plan` of the planner, except if no cheaper
+    /// plan is left.
     pub fn plans(&self, request: &Request, plan: &Plan) -> Result<()> {
-        let fit = request.predict(plan.clone());
-        let report = PlanReport::new(request, fit)?;
-        self.run.write_json(PLAN, &report)?;
+        self.run.write_json(PLAN, &PlanReport::new(request, request.predict(plan.clone()))?)?;
         match request.next_cheaper(plan, &Failure::default()) {
-            Ok(next) => {
-                let report = PlanReport::new(request, next)?;
-                self.run.write_json(NEXT_PLAN, &report)
-            }
+            Ok(next) => self.run.write_json(NEXT_PLAN, &PlanReport::new(request, next)?),
             Err(plan::Error::Infeasible(_)) => self.run.remove(NEXT_PLAN),
             Err(other) => Err(other.into()),
         }
@@ -209,7 +188,7 @@ impl Recorder {
     /// Writes the summary.
     ///
     /// # Errors
-    /// `Error::Io` where `summary.json` cannot be written. Trackers that fail are no error.
+    /// `Error::Io` if `summary.json` cannot be written. Failed trackers are no error.
     pub fn finished(&mut self, summary: &Summary) -> Result<()> {
         self.run.write_json(SUMMARY, summary)?;
         self.trackers.finish();
@@ -218,7 +197,7 @@ impl Recorder {
     }
 }
 
-/// Rollouts as `samples.jsonl` keeps them.
+/// Rollouts for `samples.jsonl`.
 fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
     let mut rollouts: Vec<_> = report.rollouts.iter().chain(&report.left_out).collect();
     rollouts.sort_by_key(|r| (r.prompt_index, r.sample));

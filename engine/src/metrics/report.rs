@@ -1,4 +1,4 @@
-//! What a step was: facts in types. [`metrics`](super::metrics()) puts them under names.
+//! Facts of a step, which [`metrics`](super::metrics()) converts to named values.
 
 use super::expert_load::ExpertLoad;
 use super::ledger::{Leak, LedgerEntry};
@@ -15,7 +15,7 @@ use firebrick_sampler::GenerationStats;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What one step of a run was.
+/// Facts of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepReport {
     /// Finished steps, this one included.
@@ -24,46 +24,45 @@ pub struct StepReport {
     pub seconds: f64,
     /// Seconds of its phases.
     pub timings: PhaseTimings,
-    /// What was sampled; none in supervised training.
+    /// Rollouts, in reinforcement learning.
     pub rollout: Option<RolloutReport>,
-    /// The critic's update, where it has an optimizer of its own.
+    /// Update of a separate critic.
     pub critic: Option<UpdateReport>,
-    /// The policy's update; none while the critic trains alone.
+    /// Update of the policy; `None` while only the critic is trained.
     pub actor: Option<UpdateReport>,
-    /// Epochs finished with this step, in supervised training on a finite number of examples.
+    /// Finished epochs, in supervised training on a finite number of examples.
     pub epoch: Option<f64>,
-    /// Memory; not read in a warm-up.
+    /// Memory, except in a warm-up.
     pub memory: Option<StepMemory>,
 }
 
-/// What a step sampled, and what it was worth.
+/// Rollouts of a step, with their rewards.
 #[derive(Clone, Debug)]
 pub struct RolloutReport {
-    /// The prompts that were drawn, in order.
+    /// Drawn prompts, in order.
     pub prompts: Vec<Prompt>,
-    /// Index of the first of them among all prompts of the run.
+    /// Index of the first prompt among all prompts of the run.
     pub first_prompt: u64,
-    /// The completions that are trained on, groups together and in the order of their prompts.
+    /// Trained completions, by groups in the order of their prompts.
     pub rollouts: Vec<Rollout>,
-    /// The groups that are not, because a reward of theirs could not be computed.
+    /// Groups that are excluded because a reward could not be computed.
     pub left_out: Vec<Rollout>,
-    /// How they were sampled.
+    /// Sampling statistics.
     pub stats: RolloutStats,
-    /// What the objective reports of its advantages, under names of its own.
+    /// Metrics of the objective's advantages, by name.
     pub advantages: Vec<(String, f64)>,
-    /// Coefficient of the entropy bonus after the step, where it adapts.
+    /// Adaptive coefficient of the entropy bonus after the step.
     pub entropy_coeff: Option<f64>,
-    /// Running statistics of the rewards that are normalised, by name.
+    /// Running statistics of normalized rewards, by name.
     pub reward_stats: BTreeMap<String, RunningStats>,
 }
 
 impl RolloutReport {
-    /// Leaves out the groups that have lost a reward.
-    pub fn leave_out_lost(&mut self) {
+    /// Excludes the groups that have lost a reward.
+    pub fn exclude_lost(&mut self) {
         let rollouts = self.rollouts.iter().filter(|r| r.is_lost());
         let lost: BTreeSet<u64> = rollouts.map(|r| r.prompt_index).collect();
-        let own = self.rollouts.extract_if(.., |r| lost.contains(&r.prompt_index));
-        self.left_out.extend(own);
+        self.left_out.extend(self.rollouts.extract_if(.., |r| lost.contains(&r.prompt_index)));
         self.stats.left_out_groups += lost.len();
     }
 
@@ -72,44 +71,44 @@ impl RolloutReport {
         self.rollouts.iter().map(|r| r.completion.len()).sum()
     }
 
-    /// Tokens of prompts and completions, a prompt counted once for each of its completions.
+    /// Tokens of prompts and completions; a prompt counts once per completion.
     pub fn total_tokens(&self) -> usize {
         let prompts: usize = self.rollouts.iter().map(|r| r.prompt.len()).sum();
         prompts + self.completion_tokens()
     }
 }
 
-/// How the rollouts of a step were sampled.
+/// Sampling statistics of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RolloutStats {
     /// Counts and times of the generation engine.
     pub engine: GenerationStats,
-    /// Batches of prompts that were sampled: more than one where dynamic sampling asked for more.
+    /// Sampled batches of prompts: several with dynamic sampling.
     pub gen_batches: usize,
-    /// Groups that were sampled.
+    /// Sampled groups.
     pub sampled_groups: usize,
-    /// Groups that are trained on.
+    /// Trained groups.
     pub kept_groups: usize,
-    /// Sampled groups all of whose rewards are equal.
+    /// Sampled groups of equal rewards.
     pub zero_std_groups: f64,
-    /// Groups that are left out, since a rollout of theirs has lost its environment or a reward.
+    /// Groups that are excluded because a rollout has lost its environment or a reward.
     pub left_out_groups: usize,
-    /// How the last batch of prompts loaded experts, in a model with experts.
+    /// Load of experts by the last batch of prompts.
     pub experts: Option<ExpertLoad>,
-    /// How rewards fared that other programs compute, where there are any.
+    /// Statistics of reward programs.
     pub programs: Option<ProgramStats>,
-    /// How turns and environments fared, where there are any.
+    /// Statistics of turns and environments.
     pub turns: Option<TurnStats>,
-    /// How long ranks waited for others, where there are several.
+    /// Waits of several ranks.
     pub ranks: Option<RankWaits>,
 }
 
-/// How long ranks waited, after their part of the sampling and judging of a step, for the rank that was last.
+/// Waits of ranks, after sampling and rewards of a step, for the slowest rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankWaits {
-    /// Seconds of the rank that waited longest.
+    /// Longest wait.
     pub max_seconds: f64,
-    /// Seconds of a rank in the mean.
+    /// Mean wait.
     pub mean_seconds: f64,
 }
 
@@ -117,24 +116,24 @@ impl RankWaits {
     /// Adds the waits of all ranks for another batch of prompts.
     pub fn add(&mut self, waits: impl ExactSizeIterator<Item = f64>) {
         let ranks = waits.len().max(1) as f64;
-        let (sum, most) = waits.fold((0.0, 0.0), |(sum, most): (f64, f64), wait| (sum + wait, most.max(wait)));
-        self.max_seconds += most;
+        let (sum, max) = waits.fold((0.0, 0.0), |(sum, max): (f64, f64), wait| (sum + wait, max.max(wait)));
+        self.max_seconds += max;
         self.mean_seconds += sum / ranks;
     }
 }
 
-/// How a step's rewards fared that other programs compute.
+/// Statistics of a step's reward programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ProgramStats {
-    /// Seconds from the last completion to the last verdict: what training waited for them.
+    /// Seconds from the last completion to the last reward.
     pub wait_seconds: f64,
-    /// Completions that were judged again, since the worker that they were sent to died or did not answer in time.
+    /// Completions that were scored again because their worker died or timed out.
     pub repeated: usize,
     /// Completions that have lost a reward.
     pub lost: usize,
 }
 
-/// The sum of a number over optimizer steps, and how many of them reported it.
+/// Mean of a value over the optimizer steps that report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mean {
     sum: f64,
@@ -147,7 +146,7 @@ impl Mean {
         self.count += 1;
     }
 
-    /// The mean; none where nothing was reported.
+    /// The mean, if a value was reported.
     pub fn value(self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
@@ -158,15 +157,15 @@ impl Mean {
 pub struct UpdateReport {
     /// Learning rate.
     pub lr: f64,
-    /// Learning rate of the value head, where it shares the policy's trunk.
+    /// Learning rate of a value head on the policy's trunk.
     pub value_lr: Option<f64>,
-    /// What the loss reports, under names of its own.
+    /// Metrics of the loss, by name.
     pub losses: BTreeMap<&'static str, Mean>,
     /// Gradient norms before clipping.
     pub grad_norm: Mean,
     /// Loss scales.
     pub loss_scale: Mean,
-    /// Optimizer steps that were not taken, since no token had a weight in their loss.
+    /// Optimizer steps skipped because no token had a weight in the loss.
     pub skipped_empty: usize,
     /// Micro-batches of all optimizer steps.
     pub batch: BatchStats,
@@ -200,13 +199,13 @@ pub struct ValidationReport {
     pub timings: PhaseTimings,
     /// Name of the task.
     pub task: String,
-    /// Mean reward of the completions of the validation prompts that have one, where there are any.
+    /// Mean reward of the validation completions that have one.
     pub reward: Option<f64>,
-    /// The completions, judged.
+    /// Scored completions.
     pub samples: Vec<JudgedSample>,
-    /// Completions to which no reward applies, where there are prompts.
+    /// Completions to which no reward applies, with validation prompts.
     pub unjudged: Option<usize>,
-    /// Mean negative log-likelihood of the scored tokens of held-out examples, in supervised training that has some.
+    /// Mean negative log-likelihood of the scored tokens of validation examples, in supervised training.
     pub loss: Option<f64>,
 }
 
@@ -215,26 +214,25 @@ pub struct ValidationReport {
 pub struct StepMemory {
     /// Readings at the ends of the phases.
     pub readings: Vec<LedgerEntry>,
-    /// Most bytes allocated: the peak of the counted heap, or of the readings of the pools.
+    /// Peak of allocated bytes: of the counted heap, or of the readings of the pools.
     pub allocated_bytes: u64,
-    /// Most bytes reserved at the end of a phase: the pools with their free pages; on the CPU the peak.
+    /// Maximum of the reserved bytes at the ends of phases: of pools with their free pages; on the CPU the peak.
     pub reserved_bytes: u64,
-    /// Most bytes that the driver says were used at the end of a phase, by this program or another; `None` where no
-    /// driver says.
+    /// Maximum of the used bytes at the ends of phases according to the driver, with other programs.
     pub device_used_bytes: Option<u64>,
-    /// Largest resident set of the process so far, where the system tells.
+    /// Peak resident set of the process, if the system reports it.
     pub resident_bytes: Option<u64>,
-    /// What grows from step to step; reported once.
+    /// Leak, reported once.
     pub leak: Option<Leak>,
 }
 
 impl StepMemory {
     /// The memory of a step with these readings.
     pub fn new(readings: Vec<LedgerEntry>, leak: Option<Leak>) -> Self {
-        let most = |f: fn(&LedgerEntry) -> u64| readings.iter().map(f).max().unwrap_or(0);
+        let max = |f: fn(&LedgerEntry) -> u64| readings.iter().map(f).max().unwrap_or(0);
         Self {
-            allocated_bytes: most(|e| e.reading.peak_bytes.unwrap_or(e.reading.in_use_bytes)),
-            reserved_bytes: most(|e| match e.reading.source {
+            allocated_bytes: max(|e| e.reading.peak_bytes.unwrap_or(e.reading.in_use_bytes)),
+            reserved_bytes: max(|e| match e.reading.source {
                 ReadingSource::BurnPool => e.reading.reserved_bytes,
                 _ => e.reading.peak_bytes.unwrap_or(e.reading.reserved_bytes),
             }),

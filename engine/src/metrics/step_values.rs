@@ -38,7 +38,7 @@ fn rollouts(report: &StepReport) -> &[Rollout] {
     report.rollout.as_ref().map_or(&[], |rollout| &rollout.rollouts)
 }
 
-/// Mean, largest and smallest of some values; nothing of none.
+/// Mean, maximum and minimum of values; nothing without values.
 pub(super) fn spread(values: &[f64]) -> Named {
     let Some(mean) = some_mean(values) else { return Vec::new() };
     let fold = |from, pick: fn(f64, f64) -> f64| values.iter().copied().fold(from, pick);
@@ -46,12 +46,12 @@ pub(super) fn spread(values: &[f64]) -> Named {
     spread.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-/// The mean of some values; none of none.
+/// Mean of values; `None` without values.
 pub(super) fn some_mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The largest of some values of at least 0; none of none.
+/// Maximum of nonnegative values; `None` without values.
 pub(super) fn largest(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().copied().fold(0.0, f64::max))
 }
@@ -69,15 +69,15 @@ pub(super) fn count(report: &StepReport, has: fn(&Rollout) -> bool) -> Option<f6
     report.rollout.as_ref().map(|sampled| sampled.rollouts.iter().filter(|rollout| has(rollout)).count() as f64)
 }
 
-pub(super) fn lengths(report: &StepReport, of: fn(&Rollout) -> usize) -> Vec<f64> {
-    rollouts(report).iter().map(|rollout| of(rollout) as f64).collect()
+pub(super) fn lengths(report: &StepReport, value: fn(&Rollout) -> usize) -> Vec<f64> {
+    rollouts(report).iter().map(|rollout| value(rollout) as f64).collect()
 }
 
-pub(super) fn rewards(report: &StepReport, of: fn(&Rollout) -> Option<f64>) -> Vec<f64> {
-    rollouts(report).iter().filter_map(of).collect()
+pub(super) fn rewards(report: &StepReport, value: fn(&Rollout) -> Option<f64>) -> Vec<f64> {
+    rollouts(report).iter().filter_map(value).collect()
 }
 
-/// Names of rewards, each with its values in the completions to which it applies.
+/// Values of each reward in the completions to which it applies, by name.
 fn reward_parts(report: &StepReport) -> impl Iterator<Item = (&String, Vec<f64>)> {
     let rollouts = rollouts(report);
     let names = rollouts.first().map_or(&[][..], |rollout| &rollout.reward_parts);
@@ -106,7 +106,7 @@ pub(super) fn running_statistics(report: &StepReport) -> Named {
         .collect()
 }
 
-/// Means of the numbers and booleans that rewards return besides.
+/// Means of the numbers and booleans that rewards return besides their value.
 pub(super) fn extra_means(report: &StepReport) -> Named {
     let mut extra: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (name, value) in rollouts(report).iter().flat_map(|rollout| &rollout.reward_extra) {
@@ -135,7 +135,7 @@ pub(super) fn explained(report: &StepReport) -> Option<f64> {
     (!values.is_empty()).then(|| explained_variance(&values, &returns(report)))
 }
 
-/// Differences between the sampler's and the trainer's probability of the tokens whose old log-prob was computed again.
+/// Absolute differences between sampler and trainer in the probabilities of sampled tokens.
 pub(super) fn probability_differences(report: &StepReport) -> Vec<f64> {
     let of_rollout = |rollout: &Rollout| -> Vec<f64> {
         let columns = &rollout.columns;
@@ -170,7 +170,7 @@ pub(super) fn expert_loads(report: &StepReport) -> Named {
     load.into_iter().flat_map(named).collect()
 }
 
-/// The waits of `timing_s/rank_wait/max` and `timing_s/rank_wait/mean`.
+/// Values of `timing_s/rank_wait/max` and `timing_s/rank_wait/mean`.
 pub(super) fn rank_waits(report: &StepReport) -> Named {
     let waits = stats(report).and_then(|stats| stats.ranks);
     waits
@@ -179,7 +179,7 @@ pub(super) fn rank_waits(report: &StepReport) -> Named {
         .collect()
 }
 
-/// A fact of the micro-batches of the policy's and the critic's update.
+/// A value of the micro-batches of the policy's and the critic's update.
 pub(super) fn batches(report: &StepReport, name: &str, of: fn(&BatchStats) -> f64) -> Named {
     let updates = [("", actor(report)), ("critic_", critic(report))];
     let named = updates.into_iter().filter_map(|(model, update)| Some((format!("{model}{name}"), &update?.batch)));

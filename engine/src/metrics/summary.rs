@@ -1,4 +1,4 @@
-//! The summary of a run, with predicted beside measured bytes.
+//! Summary of a run, with predicted and measured bytes.
 
 use super::phase::Phase;
 use crate::plan::estimate::Estimate;
@@ -12,26 +12,26 @@ pub struct Summary {
     pub steps: u64,
     /// Seconds of training, over all sessions of the run.
     pub seconds: f64,
-    /// Tokens sampled and trained on, a second.
+    /// Sampled and trained tokens per second.
     pub tokens_per_second: f64,
     /// First value of each validation metric.
     pub first: BTreeMap<String, f64>,
-    /// Last value of each.
+    /// Last value of each validation metric.
     pub last: BTreeMap<String, f64>,
-    /// Peak that was predicted of the plan in force.
+    /// Predicted peak of the current plan.
     pub predicted_peak_bytes: Option<u64>,
     /// Largest bytes measured on the device (on the CPU: the counted heap).
     pub measured_peak_bytes: u64,
-    /// The same of each of several ranks, by rank; nothing of a run on one.
+    /// Largest bytes measured on each of several ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rank_peak_bytes: Vec<u64>,
-    /// The same by phase of the estimate.
+    /// Predicted and measured bytes by phase.
     pub memory: Vec<PhaseMemory>,
-    /// Times that a plan ran out of memory and the next cheaper one took over, in this session.
+    /// Replans after memory ran out, in this session.
     pub replans: u64,
-    /// Largest resident set of the process, where the system tells.
+    /// Peak resident set of the process, if the system reports it.
     pub peak_resident_bytes: Option<u64>,
-    /// The device, as it is spelled.
+    /// The device, as in the configuration.
     pub device: String,
     /// Float type of parameters and activations.
     pub precision: &'static str,
@@ -39,18 +39,18 @@ pub struct Summary {
     pub skipped_steps: u64,
 }
 
-/// Predicted beside measured bytes of a phase.
+/// Predicted and measured bytes of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PhaseMemory {
     /// `rollout`, `score` or `update`; with a critic also `values` and `update_critic`, with a warm-up `warmup`.
     pub phase: &'static str,
-    /// The estimate.
+    /// Predicted bytes.
     pub predicted_bytes: u64,
-    /// What was measured in this session (on the CPU the phase's peak, elsewhere reserved bytes at its end).
+    /// Bytes measured in this session: on the CPU the phase's peak, elsewhere the reserved bytes at its end.
     pub measured_bytes: u64,
 }
 
-/// Phases of a run that are summed up together, by name.
+/// Groups of phases in the summary, by name.
 const GROUPS: [(&str, &[Phase]); 6] = [
     ("rollout", &[Phase::Generate, Phase::GenerateBaseline, Phase::Validation]),
     ("score", &[Phase::OldLogProbs, Phase::ReferenceLogProbs]),
@@ -60,7 +60,7 @@ const GROUPS: [(&str, &[Phase]); 6] = [
     ("warmup", &[Phase::WarmUp]),
 ];
 
-/// Predicted beside measured bytes of the phases that ran, given the largest bytes of each.
+/// Predicted and measured bytes of the phases that ran, given the largest bytes of each.
 pub fn phase_memory(predicted: &Estimate, measured: &BTreeMap<Phase, u64>) -> Vec<PhaseMemory> {
     let groups = GROUPS.iter().filter_map(|&(phase, phases)| {
         let measured = phases.iter().filter_map(|phase| measured.get(phase)).max();

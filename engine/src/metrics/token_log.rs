@@ -1,9 +1,8 @@
 //! `tokens.jsonl`: some groups of every step with their tokens, for `trainer.log_tokens`.
 //!
-//! The file is bounded: where the lines of a step would make it larger than [`TokenSettings::max_bytes`], every second
-//! of its steps is dropped, and of the steps to come only every second is kept, and so on. Its first line says of which
-//! steps it is. What it holds follows from the run alone: one that was killed and resumed has the lines of one that
-//! never stopped.
+//! The size of the file is bounded: if the lines of a step would exceed [`TokenSettings::max_bytes`], every second of
+//! its steps is removed, and only every second of the following steps is kept, and so on. Its first line has the
+//! interval of steps. Its contents depend only on the run: a resumed run has the lines of one that was never killed.
 
 use super::report::RolloutReport;
 use crate::checkpoint::RunDir;
@@ -14,36 +13,36 @@ use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-/// The part of the file's room that the lines of one step may take.
+/// The lines of one step may take `1 / STEP_SHARE` of the file.
 const STEP_SHARE: u64 = 8;
 
-/// Tokens of a completion that are kept at most; its first.
-const MOST_TOKENS: usize = 4096;
+/// Maximum logged tokens of a completion.
+const MAX_TOKENS: usize = 4096;
 
-/// Tokens looked at together where the characters of a token are found: more than one character is ever spread over.
+/// Maximum tokens of one character.
 const WINDOW: usize = 8;
 
-/// More bytes than the first line takes.
-const HEADER_ROOM: u64 = 128;
+/// Upper bound on the bytes of the first line.
+const HEADER_BYTES: u64 = 128;
 
-/// How much is kept.
+/// Limits of the token log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenSettings {
-    /// Groups a step; 0: there is no file.
+    /// Groups per step; 0 disables the file.
     pub groups: usize,
-    /// Bytes of the file at most.
+    /// Maximum bytes of the file.
     pub max_bytes: u64,
 }
 
 impl TokenSettings {
-    /// So many groups a step in a file of at most 64 MiB.
+    /// A number of groups per step, in a file of at most 64 MiB.
     pub fn new(groups: usize) -> Self {
         Self { groups, max_bytes: 64 << 20 }
     }
 }
 
-/// A line of the file but the first: a completion. All lists have one entry a token; of numbers that are not finite,
-/// null is written.
+/// A completion: a line of the file after the first. All lists have one entry per token; numbers that are not finite
+/// are null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenRecord {
     /// Training step.
@@ -52,30 +51,30 @@ pub struct TokenRecord {
     pub draw: u64,
     /// Index in the group.
     pub sample: usize,
-    /// Tokens of the completion, those included that are left out here.
+    /// Tokens of the completion, also those that are not logged.
     pub tokens: usize,
-    /// The characters that each token adds to the text; special tokens by their names. A token that only begins a
-    /// character has none, the one that ends it has the character.
+    /// Characters that each token adds to the text; special tokens by their names. A character of several tokens
+    /// belongs to the last one.
     pub pieces: Vec<String>,
-    /// Log-prob under the distribution that the token was drawn from.
+    /// Log-prob under the distribution that the token was sampled from.
     pub sampler_logp: Vec<Option<f32>>,
-    /// Log-prob under the policy before the update, as the trainer computes it: `update.old_log_probs: trainer`.
+    /// Log-prob under the policy before the update, with `update.old_log_probs: trainer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trainer_logp: Option<Vec<Option<f32>>>,
-    /// The trainer's probability less the sampler's before top-k, top-p and min-p.
+    /// Probability of the trainer minus that of the sampler before top-k, top-p and min-p.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<Vec<Option<f32>>>,
     /// Advantage.
     pub advantage: Vec<Option<f32>>,
-    /// 1 for tokens that are trained on, 0 for others.
+    /// 1 for trained tokens, 0 for others.
     pub mask: Vec<u8>,
 }
 
-/// The first line. It is one of step 0, so that it stays where later steps are dropped.
+/// The first line, of step 0, so that it stays when later steps are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     step: u64,
-    /// Steps from one that is kept to the next, from step 1 on.
+    /// Interval of kept steps, from step 1 on.
     every: u64,
     max_bytes: u64,
 }
@@ -95,13 +94,13 @@ pub struct TokenLog {
 }
 
 impl TokenLog {
-    /// The file's name.
+    /// Name of the file.
     pub const FILE: &'static str = "tokens.jsonl";
 
-    /// Begins the file of a run, or continues with one that was [rewound](super::Recorder::rewind).
+    /// Creates the file of a run, or continues one that was [rewound](super::Recorder::rewind).
     ///
     /// # Errors
-    /// [`Error::Io`] where the file cannot be read or written.
+    /// [`Error::Io`] if the file cannot be read or written.
     pub fn open(run: &RunDir, settings: TokenSettings, tokenizer: Arc<Tokenizer>) -> Result<Self> {
         let text = read(run)?;
         let first = text.lines().next();
@@ -115,11 +114,10 @@ impl TokenLog {
         Ok(log)
     }
 
-    /// Keeps the first groups of a step: those whose rewards differ before the others, each in the order of their
-    /// prompts.
+    /// Logs the first groups of a step: those whose rewards differ before the others, in the order of their prompts.
     ///
     /// # Errors
-    /// [`Error::Io`] where the file cannot be written; [`Error`] of the tokenizer where a token cannot be decoded.
+    /// [`Error::Io`] if the file cannot be written; [`Error`] of the tokenizer if a token cannot be decoded.
     pub fn step(&mut self, run: &RunDir, step: u64, report: &RolloutReport) -> Result<()> {
         if self.settings.groups == 0 || !self.keeps(step) {
             return Ok(());
@@ -139,7 +137,7 @@ impl TokenLog {
         (step.max(1) - 1).is_multiple_of(self.header.every)
     }
 
-    /// Drops every second step until there is room for more bytes. Step 1 alone leaves room for another step's share.
+    /// Removes every second step until there is room for more bytes. Step 1 alone leaves room for another step's share.
     fn thin(&mut self, run: &RunDir, more: u64) -> Result<()> {
         let text = read(run)?;
         let mut rows: Vec<(u64, &str)> = text
@@ -149,7 +147,7 @@ impl TokenLog {
             .collect();
         let size = |rows: &[(u64, &str)]| -> u64 {
             let bytes = rows.iter().map(|(_, line)| line.len() as u64 + 1);
-            HEADER_ROOM + bytes.sum::<u64>()
+            HEADER_BYTES + bytes.sum::<u64>()
         };
         while size(&rows) + more > self.settings.max_bytes && rows.iter().any(|(step, _)| *step > 1) {
             self.header.every *= 2;
@@ -159,7 +157,7 @@ impl TokenLog {
         self.write(run, &lines)
     }
 
-    /// Writes the file anew: the header and these lines.
+    /// Writes the header and these lines.
     fn write(&mut self, run: &RunDir, lines: &[&str]) -> Result<()> {
         let header = serde_json::to_string(&self.header).expect("three integers");
         let text: String = [header.as_str()].iter().chain(lines).flat_map(|line| [line, "\n"]).collect();
@@ -167,46 +165,42 @@ impl TokenLog {
         run.write(Self::FILE, text.as_bytes())
     }
 
-    /// The lines of a step, of so many tokens a completion that they take no more than a step's share.
+    /// Lines of a step, with as many tokens per completion as fit into a step's share.
     fn lines(&self, step: u64, report: &RolloutReport) -> Result<String> {
         let groups = groups(&report.rollouts, self.settings.groups);
-        let mut most = MOST_TOKENS;
+        let mut max_tokens = MAX_TOKENS;
         loop {
             let mut text = String::new();
             for rollout in groups.iter().copied().flatten() {
-                let record = record(step, rollout, &self.tokenizer, most)?;
+                let record = record(step, rollout, &self.tokenizer, max_tokens)?;
                 text += &serde_json::to_string(&record).expect("floats, integers and strings");
                 text.push('\n');
             }
-            if most == 0 || text.len() as u64 <= self.settings.max_bytes / STEP_SHARE {
+            if max_tokens == 0 || text.len() as u64 <= self.settings.max_bytes / STEP_SHARE {
                 return Ok(text);
             }
-            most /= 2;
+            max_tokens /= 2;
         }
     }
 }
 
-/// The groups that are kept.
-fn groups(rollouts: &[Rollout], most: usize) -> Vec<&[Rollout]> {
-    let groups = rollouts.chunk_by(|a, b| a.prompt_index == b.prompt_index);
-    let mut groups: Vec<&[Rollout]> = groups.collect();
-    let flat = |group: &&[Rollout]| {
+/// The logged groups.
+fn groups(rollouts: &[Rollout], count: usize) -> Vec<&[Rollout]> {
+    let mut groups: Vec<&[Rollout]> = rollouts.chunk_by(|a, b| a.prompt_index == b.prompt_index).collect();
+    let has_equal_rewards = |group: &&[Rollout]| {
         let mut rewards = group.iter().filter_map(|rollout| rollout.reward).map(f64::to_bits);
         let first = rewards.next();
         rewards.all(|reward| Some(reward) == first)
     };
-    groups.sort_by_key(flat);
-    groups.truncate(most);
+    groups.sort_by_key(has_equal_rewards);
+    groups.truncate(count);
     groups
 }
 
-/// The first `most` tokens of a completion.
-fn record(step: u64, rollout: &Rollout, tokenizer: &Tokenizer, most: usize) -> Result<TokenRecord> {
-    let count = rollout.completion.len().min(most);
-    let numbers = |column: &[f64]| -> Vec<Option<f32>> {
-        let own = column.iter().take(count);
-        own.map(|&value| finite(value)).collect()
-    };
+/// Record of the first `max_tokens` tokens of a completion.
+fn record(step: u64, rollout: &Rollout, tokenizer: &Tokenizer, max_tokens: usize) -> Result<TokenRecord> {
+    let count = rollout.completion.len().min(max_tokens);
+    let numbers = |column: &[f64]| column.iter().take(count).map(|&value| finite(value)).collect::<Vec<_>>();
     let columns = &rollout.columns;
     let trainer = columns.old_logp.as_deref();
     let full = columns.full_logp.as_deref();
@@ -234,33 +228,31 @@ fn finite(value: f64) -> Option<f32> {
     value.is_finite().then_some(value)
 }
 
-/// The characters that each token adds. Tokens are decoded with some before them, because how a token reads depends on
-/// those.
+/// Characters that each token adds. Tokens are decoded with some earlier ones, on which their text depends.
 fn pieces(tokens: &[u32], tokenizer: &Tokenizer) -> Result<Vec<String>> {
     let mut pieces = Vec::with_capacity(tokens.len());
-    // the first token of the window, and the first whose characters are still to be told
-    let (mut start, mut told) = (0, 0);
+    // first token of the window, and first token without a piece
+    let (mut start, mut next) = (0, 0);
     for at in 0..tokens.len() {
-        let before = tokenizer.decode(&tokens[start..told], false)?;
+        let before = tokenizer.decode(&tokens[start..next], false)?;
         let with = tokenizer.decode(&tokens[start..=at], false)?;
-        // a character whose bytes are not all there is read as U+FFFD
-        let begun = with.ends_with('\u{fffd}') && at + 1 < tokens.len() && at - told < WINDOW;
-        if begun {
+        // an incomplete character is decoded as U+FFFD
+        let is_incomplete = with.ends_with('\u{fffd}') && at + 1 < tokens.len() && at - next < WINDOW;
+        if is_incomplete {
             pieces.push(String::new());
             continue;
         }
-        let new = with.strip_prefix(before.as_str());
-        pieces.push(match new {
+        pieces.push(match with.strip_prefix(before.as_str()) {
             Some(new) => new.to_owned(),
-            // a decoder that reads the tokens before differently: the token by itself
-            None => tokenizer.decode(&tokens[told..=at], false)?,
+            // the decoder reads the earlier tokens differently: decode the token alone
+            None => tokenizer.decode(&tokens[next..=at], false)?,
         });
-        (start, told) = (told, at + 1);
+        (start, next) = (next, at + 1);
     }
     Ok(pieces)
 }
 
-/// The file's text without a line that a kill cut off; empty where there is no file.
+/// Text of the file; empty if there is no file.
 fn read(run: &RunDir) -> Result<String> {
     let path = run.path().join(TokenLog::FILE);
     match std::fs::read(&path) {

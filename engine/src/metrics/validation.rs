@@ -1,20 +1,20 @@
-//! What several completions of every validation prompt say together: verl's statistics over samples, and pass@k.
+//! Statistics over several completions of every validation prompt, as in verl, and pass@k.
 
 use firebrick_models::random::Stream;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A completion of a validation prompt, judged.
+/// A scored completion of a validation prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JudgedSample {
-    /// The set that its prompt belongs to.
+    /// Set of its prompt.
     pub set: String,
     /// Index of its prompt.
     pub prompt: usize,
-    /// Its reward.
+    /// Reward.
     pub reward: f64,
-    /// Whether it is right, where a rule says so.
+    /// True if it is right, according to a rule.
     pub correct: Option<bool>,
-    /// The answer that it votes for, where a rule reads one.
+    /// Answer that it votes for, if a rule extracts one.
     pub vote: Option<String>,
 }
 
@@ -24,14 +24,14 @@ pub(super) struct Statistic {
     pub set: String,
     /// `acc` or `reward`.
     pub variable: &'static str,
-    /// Its name with the number of samples: `best@4/mean`.
+    /// Name with the number of samples: `best@4/mean`.
     pub name: String,
-    /// Whether it is one of the set's main numbers.
+    /// True if it is one of the set's main metrics.
     pub core: bool,
     pub value: f64,
 }
 
-/// Draws of votes that the mean of a majority is taken over (verl: `n_bootstrap`).
+/// Draws of votes for the mean of a majority (verl: `n_bootstrap`).
 const DRAWS: usize = 1_000;
 
 /// Seed of those draws (verl's).
@@ -41,30 +41,30 @@ const SEED: u64 = 42;
 pub(super) fn rewards(samples: &[JudgedSample]) -> BTreeMap<&str, f64> {
     let mut sums: BTreeMap<&str, (f64, usize)> = BTreeMap::new();
     for sample in samples {
-        let own = sums.entry(&sample.set).or_default();
-        *own = (own.0 + sample.reward, own.1 + 1);
+        let (sum, count) = sums.entry(&sample.set).or_default();
+        (*sum, *count) = (*sum + sample.reward, *count + 1);
     }
     sums.into_iter().map(|(set, (sum, count))| (set, sum / count as f64)).collect()
 }
 
-/// The statistics of all sets: means over their prompts.
+/// Statistics of all sets: means over their prompts.
 pub(super) fn statistics(samples: &[JudgedSample]) -> Vec<Statistic> {
     let sets: BTreeSet<&str> = samples.iter().map(|sample| sample.set.as_str()).collect();
-    let mut all = Vec::new();
+    let mut statistics = Vec::new();
     for set in sets {
-        let own: Vec<&JudgedSample> = samples.iter().filter(|s| s.set == set).collect();
-        let judged = own.iter().all(|sample| sample.correct.is_some());
-        if judged {
+        let samples: Vec<&JudgedSample> = samples.iter().filter(|s| s.set == set).collect();
+        let has_acc = samples.iter().all(|sample| sample.correct.is_some());
+        if has_acc {
             let value = |s: &JudgedSample| f64::from(u8::from(s.correct == Some(true)));
-            all.extend(of(set, "acc", true, &own, value));
+            statistics.extend(variable_statistics(set, "acc", true, &samples, value));
         }
-        all.extend(of(set, "reward", !judged, &own, |s| s.reward));
+        statistics.extend(variable_statistics(set, "reward", !has_acc, &samples, |s| s.reward));
     }
-    all
+    statistics
 }
 
-/// The statistics of one variable; `main` where it is what the set is measured by.
-fn of(
+/// Statistics of one variable; `main` if it is the main one of the set.
+fn variable_statistics(
     set: &str,
     variable: &'static str,
     main: bool,
@@ -73,53 +73,52 @@ fn of(
 ) -> Vec<Statistic> {
     let mut prompts: BTreeMap<usize, Vec<(f64, Option<&str>)>> = BTreeMap::new();
     for sample in samples {
-        let own = (value(sample), sample.vote.as_deref());
-        prompts.entry(sample.prompt).or_default().push(own);
+        prompts.entry(sample.prompt).or_default().push((value(sample), sample.vote.as_deref()));
     }
-    let most = prompts.values().map(Vec::len).max().unwrap_or(0);
+    let max_samples = prompts.values().map(Vec::len).max().unwrap_or(0);
     let mut sums: BTreeMap<(String, usize), (f64, usize)> = BTreeMap::new();
     for group in prompts.values() {
-        for (name, n, value) in of_prompt(group, variable == "acc") {
-            let own = sums.entry((name, n)).or_default();
-            *own = (own.0 + value, own.1 + 1);
+        for (name, n, value) in prompt_statistics(group, variable == "acc") {
+            let (sum, count) = sums.entry((name, n)).or_default();
+            (*sum, *count) = (*sum + value, *count + 1);
         }
     }
     let statistics = sums.into_iter().map(|((name, n), (sum, count))| {
         let known = ["mean@", "best@", "maj@", "pass@"];
-        let core = main && n == most && known.iter().any(|start| name.starts_with(start));
+        let core = main && n == max_samples && known.iter().any(|start| name.starts_with(start));
         Statistic { set: set.to_owned(), variable, name, core, value: sum / count as f64 }
     });
     statistics.collect()
 }
 
 /// Name, number of samples and value of the statistics of one prompt's completions.
-fn of_prompt(group: &[(f64, Option<&str>)], pass: bool) -> Vec<(String, usize, f64)> {
+fn prompt_statistics(group: &[(f64, Option<&str>)], pass: bool) -> Vec<(String, usize, f64)> {
     let n = group.len();
     let values: Vec<f64> = group.iter().map(|(value, _)| *value).collect();
     let mean = values.iter().sum::<f64>() / n as f64;
-    let mut all = vec![(format!("mean@{n}"), n, mean)];
+    let mut statistics = vec![(format!("mean@{n}"), n, mean)];
     let right = values.iter().filter(|value| **value >= 1.0).count();
     if pass {
-        all.push(("pass@1".to_owned(), 1, pass_at(n, right, 1)));
+        statistics.push(("pass@1".to_owned(), 1, pass_at(n, right, 1)));
     }
     if n == 1 {
-        return all;
+        return statistics;
     }
     let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
-    all.push((format!("std@{n}"), n, (squares / n as f64).sqrt()));
+    statistics.push((format!("std@{n}"), n, (squares / n as f64).sqrt()));
     let votes = votes(group);
     for k in sizes(n) {
-        all.push((format!("best@{k}/mean"), k, best_of(&values, k)));
+        statistics.push((format!("best@{k}/mean"), k, best_of(&values, k)));
         let negative: Vec<f64> = values.iter().map(|value| -value).collect();
-        all.push((format!("worst@{k}/mean"), k, -best_of(&negative, k)));
+        statistics.push((format!("worst@{k}/mean"), k, -best_of(&negative, k)));
         if let Some(votes) = &votes {
-            all.push((format!("maj@{k}/mean"), k, majority(&values, votes, k)));
+            statistics.push((format!("maj@{k}/mean"), k, majority(&values, votes, k)));
         }
         if pass {
-            all.push((format!("pass@{k}"), k, pass_at(n, right, k)));
+            statistics.push((format!("pass@{k}"), k, pass_at(n, right, k)));
         }
     }
-    all
+    statistics
 }
 
 /// Numbers of samples that statistics are given for: the powers of two below `n`, and `n` (verl's).
@@ -130,7 +129,7 @@ fn sizes(n: usize) -> Vec<usize> {
     sizes
 }
 
-/// The mean of the best of `k` draws with replacement: what verl estimates with a bootstrap of 1,000 draws, exactly.
+/// Mean of the best of `k` draws with replacement, exact; verl estimates it with a bootstrap of 1,000 draws.
 fn best_of(values: &[f64], k: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -151,7 +150,7 @@ fn pass_at(n: usize, right: usize, k: usize) -> f64 {
     1.0 - none
 }
 
-/// What each completion votes for, as numbers; none where nothing is read.
+/// Votes of completions, as numbers; `None` without any.
 fn votes(group: &[(f64, Option<&str>)]) -> Option<Vec<usize>> {
     group.iter().any(|(_, vote)| vote.is_some()).then(|| {
         let mut known: BTreeMap<Option<&str>, usize> = BTreeMap::new();
@@ -175,8 +174,8 @@ fn majority(values: &[f64], votes: &[usize], k: usize) -> f64 {
         for &sample in &drawn {
             counts[votes[sample]] += 1;
         }
-        let most = counts.iter().copied().max().unwrap_or(0);
-        let winner = drawn.iter().find(|sample| counts[votes[**sample]] == most);
+        let max = counts.iter().copied().max().unwrap_or(0);
+        let winner = drawn.iter().find(|sample| counts[votes[**sample]] == max);
         sum += winner.map_or(0.0, |sample| values[*sample]);
     }
     sum / DRAWS as f64
@@ -198,8 +197,8 @@ mod tests {
     }
 
     fn value(statistics: &[Statistic], variable: &str, name: &str) -> f64 {
-        let found = statistics.iter().find(|s| s.variable == variable && s.name == name);
-        found.unwrap_or_else(|| panic!("{variable}/{name}")).value
+        let statistic = statistics.iter().find(|s| s.variable == variable && s.name == name);
+        statistic.unwrap_or_else(|| panic!("{variable}/{name}")).value
     }
 
     #[test]
@@ -208,8 +207,8 @@ mod tests {
         for k in 1..=5_usize {
             let subsets = (0_u32..32).filter(|bits| bits.count_ones() as usize == k);
             let hit = |bits: &u32| (0..5).any(|i| (bits >> i) & 1 == 1 && values[i]);
-            let (all, hits) = (subsets.clone().count(), subsets.filter(hit).count());
-            let expected = hits as f64 / all as f64;
+            let (total, hits) = (subsets.clone().count(), subsets.filter(hit).count());
+            let expected = hits as f64 / total as f64;
             assert!((pass_at(5, 2, k) - expected).abs() < 1e-12, "{k}");
         }
         assert!((pass_at(4, 0, 4)).abs() < 1e-12 && (pass_at(4, 4, 1) - 1.0).abs() < 1e-12);
@@ -240,21 +239,21 @@ mod tests {
             sample(1, false, "7"),
             sample(1, false, "7"),
         ];
-        let all = statistics(&samples);
-        assert!((value(&all, "acc", "mean@4") - 0.375).abs() < 1e-12);
-        let majority = value(&all, "acc", "maj@4/mean");
+        let statistics = statistics(&samples);
+        assert!((value(&statistics, "acc", "mean@4") - 0.375).abs() < 1e-12);
+        let majority = value(&statistics, "acc", "maj@4/mean");
         assert!((0.38..0.46).contains(&majority), "{majority}");
-        assert!((value(&all, "acc", "pass@4") - 0.5).abs() < 1e-12);
-        let core: Vec<&str> = all.iter().filter(|s| s.core).map(|s| s.name.as_str()).collect();
+        assert!((value(&statistics, "acc", "pass@4") - 0.5).abs() < 1e-12);
+        let core: Vec<&str> = statistics.iter().filter(|s| s.core).map(|s| s.name.as_str()).collect();
         assert_eq!(core, ["best@4/mean", "maj@4/mean", "mean@4", "pass@4"]);
-        assert!(all.iter().all(|s| s.variable == "acc" || !s.core));
+        assert!(statistics.iter().all(|s| s.variable == "acc" || !s.core));
     }
 
     #[test]
     fn a_set_without_a_verdict_is_measured_by_its_reward() {
         let sample = JudgedSample { set: "s".into(), reward: 0.25, ..JudgedSample::default() };
-        let all = statistics(&[sample]);
-        let names: Vec<_> = all.iter().map(|s| (s.variable, s.name.as_str(), s.core)).collect();
+        let statistics = statistics(&[sample]);
+        let names: Vec<_> = statistics.iter().map(|s| (s.variable, s.name.as_str(), s.core)).collect();
         assert_eq!(names, [("reward", "mean@1", true)]);
     }
 

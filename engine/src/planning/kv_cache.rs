@@ -1,4 +1,4 @@
-//! How many bytes of keys and values a share of the device's memory leaves.
+//! Size of the KV cache, from a share of the device's memory.
 
 use crate::config::RolloutConfig;
 use crate::{Error, Result};
@@ -9,12 +9,11 @@ use firebrick_plan::planner::Request;
 use firebrick_sampler::SchedulerConfig;
 use firebrick_spec::Category;
 
-/// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory, and
-/// no more than the budget allows: what a plan leaves beside weights, temporaries and what the pools add to all of it,
-/// as predicted (vLLM's `gpu_memory_utilization`, which profiles them).
+/// Bytes of keys and values if sampling may use `share` of the device's memory within the budget: the share minus the
+/// predicted weights, temporaries and overhead of the pools (vLLM's `gpu_memory_utilization`, which profiles them).
 ///
 /// # Errors
-/// [`Error::Config`] where the device does not report its memory, or the share leaves nothing.
+/// [`Error::Config`] if the device does not report its memory, or the share leaves nothing.
 pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Result<u64> {
     let Some(capacity) = request.profile.capacity_bytes else {
         return Err(Error::Config(format!(
@@ -33,47 +32,45 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
             [p.total_bytes, overhead.copied().unwrap_or(0)]
         })
     };
-    // states of linear attention, which come on top of keys and values, are among it
+    // includes states of linear attention
     let [total, overhead] = predicted(0);
     let other = total - overhead;
     let of_device = (capacity as f64 * share) as u64;
     let allowed = request.allowed().map_or(of_device, |most| of_device.min(most));
-    // the pools add their share to the cache as to everything else
+    // pools add their overhead to the cache too
     let pool = request.profile.pool;
     let in_use = (allowed.saturating_sub(pool.fixed_bytes) as f64 / (1.0 + pool.share)) as u64;
     if other >= in_use {
-        let taken = other + pool.fixed_bytes + (pool.share * other as f64) as u64;
+        let used = other + pool.fixed_bytes + (pool.share * other as f64) as u64;
         let raise = match request.budget {
             Some(_) if allowed < of_device => "memory.budget",
             _ => "it",
         };
         return Err(Error::Config(format!(
             "rollout.gpu_memory_utilization={share} allows {allowed} of {capacity} bytes, and weights and temporaries take \
-             {taken} while sampling; raise {raise}"
+             {used} while sampling; raise {raise}"
         )));
     }
     let bytes = in_use - other;
-    // where host and device are one memory, routes take a part that grows with the keys and values
+    // with unified memory, routes grow with the keys and values
     let [total, _] = predicted(bytes);
     let beyond = total.saturating_sub(allowed) as f64;
     Ok((bytes as f64 / (1.0 + beyond / bytes as f64)) as u64)
 }
 
-/// The least bytes of keys and values that a run can sample with: those of one sequence of the longest.
-#[must_use]
+/// Minimum bytes of keys and values of a run: those of one longest sequence.
 pub fn least_cache_bytes(config: &RolloutConfig, arch: &Arch, max_num_seqs: usize) -> u64 {
     let longest = config.prompt_length + config.longest_response();
-    // a rank of a group has the cache of its own key heads; a group that cannot be is refused elsewhere
-    let together = config.tensor_model_parallel_size.max(1);
-    let own = TensorShare::check(arch, together).map(|()| TensorShare::new(0, together).arch(arch));
-    let own = own.as_ref().unwrap_or(arch);
-    limits(config, max_num_seqs, None).least_cache_bytes(own, longest) as u64
+    // a rank caches only its key heads; invalid degrees are rejected elsewhere
+    let degree = config.tensor_model_parallel_size.max(1);
+    let share = TensorShare::check(arch, degree).map(|()| TensorShare::new(0, degree).arch(arch));
+    limits(config, max_num_seqs, None).least_cache_bytes(share.as_ref().unwrap_or(arch), longest) as u64
 }
 
-/// The engine's limits; refused where one sequence of the longest would not fit.
+/// Limits of the sampling engine.
 ///
 /// # Errors
-/// `Error::Config` with the bytes that there may be, and those that are needed.
+/// `Error::Config` if one longest sequence does not fit into the KV cache.
 pub fn engine_limits(
     config: &RolloutConfig,
     arch: &Arch,

@@ -1,4 +1,4 @@
-//! What of a preset a run takes on its device, and under its plan.
+//! Values of a preset that a device and a plan support.
 
 use super::kv_cache::{cache_bytes_of_share, engine_limits};
 use super::request::request_within;
@@ -10,16 +10,16 @@ use firebrick_plan::planner::Request;
 use firebrick_plan::{DeviceAbilities, Plan, SHARE};
 use firebrick_spec::DeviceProfile;
 
-/// Gives up what the preset set and a device cannot do. `info` is what the device says of itself, where it is at hand.
+/// Drops preset values that a device does not support. `info` describes the device, if it is open.
 pub fn restrict_to_device(config: &mut RunConfig, profile: &DeviceProfile, info: Option<&DeviceInfo>) {
     let dtypes = info.map(|info| info.dtypes.as_slice());
-    config.restrict_to(&DeviceAbilities::of(profile, dtypes));
+    config.restrict_to(&DeviceAbilities::new(profile, dtypes));
 }
 
-/// Gives up the preset's share of the device where it leaves too little for one sequence beside weights and state.
+/// Drops the preset's share of the device if it leaves too little for one sequence.
 ///
 /// # Errors
-/// Those of the planner's question, and of [`Request::as_configured`].
+/// Those of the planner's request, and of [`Request::as_configured`].
 pub fn check_preset_share(config: &mut RunConfig, mode: Mode, arch: &Arch, profile: &DeviceProfile) -> Result<()> {
     let share = config.rollout.gpu_memory_utilization;
     let Some(share) = share.filter(|_| config.applied_preset.sets(SHARE)) else {
@@ -33,11 +33,11 @@ pub fn check_preset_share(config: &mut RunConfig, mode: Mode, arch: &Arch, profi
     Ok(())
 }
 
-/// Most bytes of keys and values under a plan, where there is a limit. A share of the device that a preset set is none
-/// under a plan that leaves too little of it: a run that has changed its plan continues.
+/// Maximum bytes of keys and values under a plan, if there is a limit. A share that a preset set does not apply under a
+/// plan that leaves too little of it, so that a run continues after a replan.
 ///
 /// # Errors
-/// `Error::Config` where the share that the configuration asks for leaves nothing.
+/// `Error::Config` if the configured share leaves nothing.
 pub fn cache_bytes(config: &RunConfig, arch: &Arch, request: &Request, plan: &Plan) -> Result<Option<u64>> {
     let Some(share) = config.rollout.gpu_memory_utilization else {
         return Ok(request.workload.kv_cache_bytes);
@@ -54,15 +54,6 @@ pub fn cache_bytes(config: &RunConfig, arch: &Arch, request: &Request, plan: &Pl
     }
 }
 
-/// Where the cache is a share of the device: what a plan leaves of it, in place of what the settings as written would.
-///
-/// # Errors
-/// [`Error::Config`] where the plan leaves nothing of a share that was written.
-pub fn resolve_kv_cache(config: &RunConfig, arch: &Arch, request: &mut Request, plan: &Plan) -> Result<()> {
-    request.workload.kv_cache_bytes = cache_bytes(config, arch, request, plan)?;
-    Ok(())
-}
-
 fn reason(error: Error) -> String {
     match error {
         Error::Config(detail) => detail,
@@ -70,7 +61,7 @@ fn reason(error: Error) -> String {
     }
 }
 
-/// What a share leaves for keys and values, if that is enough for the longest sequence.
+/// Bytes of keys and values under a share, if they suffice for the longest sequence.
 fn usable_share(config: &RunConfig, arch: &Arch, request: &Request, plan: &Plan, share: f64) -> Result<u64> {
     let bytes = cache_bytes_of_share(request, plan, share)?;
     let sequences = plan.rollout.max_num_seqs;
@@ -103,8 +94,8 @@ mod tests {
             let (mut config, arch, profile) = on_gpu(gib, overrides);
             check_preset_share(&mut config, Mode::Rl, &arch, &profile).expect("a plan");
             assert_eq!(config.rollout.gpu_memory_utilization, expected, "{gib} GiB");
-            let asked = crate::planning::request(&config, Mode::Rl, &arch, profile, None);
-            assert_eq!(asked.is_err(), !overrides.is_empty(), "{gib} GiB");
+            let request = crate::planning::request(&config, Mode::Rl, &arch, profile, None);
+            assert_eq!(request.is_err(), !overrides.is_empty(), "{gib} GiB");
         }
     }
 
@@ -117,7 +108,7 @@ mod tests {
         let plan = request.fit().expect("a plan").plan;
         let left = cache_bytes_of_share(&request, &plan, share).expect("room");
         assert_ne!(request.workload.kv_cache_bytes, Some(left));
-        resolve_kv_cache(&config, &arch, &mut request, &plan).expect("room");
+        request.workload.kv_cache_bytes = cache_bytes(&config, &arch, &request, &plan).expect("room");
         assert_eq!(request.workload.kv_cache_bytes, Some(left));
         let estimate = request.predict(plan).estimate;
         let rollout = estimate.phase(firebrick_plan::estimate::EstimatePhase::Rollout).expect("a phase");

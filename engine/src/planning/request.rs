@@ -1,4 +1,4 @@
-//! The planner's question for a configuration.
+//! The planner's request for a configuration.
 
 use super::kv_cache::{cache_bytes_of_share, least_cache_bytes};
 use super::workload::{rl_workload, sft_workload, warm_up};
@@ -31,31 +31,31 @@ pub(super) fn request_within(
         profile,
         budget,
         host_budget: config.memory.host_budget.map(|b| b.0),
-        parallel: sharing_models(config),
+        parallel: model_parallel(config),
         ranks: 1,
     })
 }
 
-/// As many devices as share matrices, in training or while they sample, or layers, where several do.
-fn sharing_models(config: &RunConfig) -> Parallel {
+/// The fewest devices of the configured tensor and pipeline parallelism.
+fn model_parallel(config: &RunConfig) -> Parallel {
     let tensor = config.memory.tensor_model_parallel_size.max(1) as u64;
-    let together = config.rollout.tensor_model_parallel_size.max(1) as u64;
+    let sampling = config.rollout.tensor_model_parallel_size.max(1) as u64;
     Parallel {
-        data: together.div_ceil(tensor),
+        data: sampling.div_ceil(tensor),
         tensor,
         pipeline: config.memory.pipeline_model_parallel_size.max(1) as u64,
-        rollout_tensor: Some(together).filter(|&n| n != tensor),
+        rollout_tensor: Some(sampling).filter(|&degree| degree != tensor),
         ..Parallel::default()
     }
 }
 
-/// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known.
-/// Where the cache is a share of the device, it is what the settings as written leave;
-/// [`resolve_kv_cache`](super::resolve_kv_cache) makes it what a plan does.
+/// The request of a configuration whose budget may be `auto`: `free` are the free bytes of the device, if known. A KV
+/// cache given as a share of the device is the one that the configured settings leave;
+/// [`cache_bytes`](super::cache_bytes) is the one that a plan leaves.
 ///
 /// # Errors
-/// `Error::Config` for `memory.budget: auto` on a device that says of no free memory, and for a share of it that leaves
-/// nothing for the cache; those of what the request reads: the reward models' folders, the plans of models, settings of
+/// `Error::Config` for `memory.budget: auto` on a device that does not report its free memory, and for a share of it
+/// that leaves nothing for the cache; those of the reward models' folders, the plans of models and settings of
 /// supervised training.
 pub fn request(
     config: &RunConfig,
@@ -75,20 +75,14 @@ pub fn request(
             )));
         }
     };
-    let mut this = request_within(config, mode, arch, profile, budget)?;
+    let mut request = request_within(config, mode, arch, profile, budget)?;
     if let Some(share) = config.rollout.gpu_memory_utilization {
-        let plan = this.as_configured()?.plan;
-        let written = cache_bytes_of_share(&this, &plan, share);
-        // the plan that is taken may be a cheaper one, which leaves something where the settings as written leave
-        // nothing
-        let is_taken = budget.is_none() && config.memory.plan.is_none();
-        let least = || least_cache_bytes(&config.rollout, arch, this.max_num_seqs);
-        this.workload.kv_cache_bytes = Some(match written {
-            Ok(bytes) if is_taken => bytes,
-            Ok(bytes) => bytes.max(least()),
-            Err(_) if !is_taken => least(),
-            Err(error) => return Err(error),
-        });
+        let plan = request.as_configured()?.plan;
+        let bytes = cache_bytes_of_share(&request, &plan, share);
+        // another, cheaper plan may leave more than the configured settings
+        let is_final = budget.is_none() && config.memory.plan.is_none();
+        let least = || least_cache_bytes(&config.rollout, arch, request.max_num_seqs);
+        request.workload.kv_cache_bytes = Some(if is_final { bytes? } else { bytes.unwrap_or(0).max(least()) });
     }
-    Ok(this)
+    Ok(request)
 }

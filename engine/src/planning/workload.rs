@@ -1,11 +1,11 @@
-//! What a configuration and its data ask for, as the planner sees it.
+//! Workload of a configuration and its data, for the planner.
 
 use crate::checkpoint::critic_architecture;
 use crate::config::{OldLogProbs, RunConfig, SftConfig};
 use crate::data::DatasetStats;
 use crate::objective::{Needs, Objective};
 use crate::reward;
-use crate::task::{RewardModelConfig, Rewards, TaskConfig};
+use crate::task::{Rewards, TaskConfig};
 use crate::{Error, Result};
 use firebrick_arch::Arch;
 use firebrick_plan::Plan;
@@ -71,18 +71,18 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
     })
 }
 
-/// Sets what an objective asks for, where a run has another than the configured one.
+/// Sets the needs of a custom objective.
 pub fn set_needs(workload: &mut Workload, needs: Needs) {
     workload.greedy = needs.greedy;
     workload.entropy = needs.entropy;
     workload.scores = needs.scores;
-    // with adapters the reference is the model without them
+    // with adapters, the reference is the model without them
     let adapters = workload.lora.is_some();
     workload.reference = needs.reference && !adapters;
     workload.adapters_off = needs.reference && adapters;
 }
 
-/// What a section of supervised training asks for as the warm-up of a run.
+/// Workload of supervised training as the warm-up of a run.
 pub(super) fn warm_up(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> WarmUp {
     WarmUp {
         batch: sft.batch_size as u64,
@@ -92,17 +92,17 @@ pub(super) fn warm_up(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> WarmU
     }
 }
 
-/// Most tokens of an example, before any is read.
+/// Maximum tokens of an example, before any is read.
 fn longest_example(sft: &SftConfig, arch: &Arch) -> u64 {
     let context = arch.context().unwrap_or(arch.max_positions);
     sft.max_length.unwrap_or(context).min(context) as u64
 }
 
-/// The workload of supervised training under a section of a configuration: steps over examples, and validation.
+/// Workload of supervised training with a section's settings: steps over examples, and validation.
 pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> Result<Workload> {
     let batch = sft.batch_size as u64;
     let samples = config.task.is_some();
-    let both = rl_workload(config, arch)?;
+    let rl = rl_workload(config, arch)?;
     Ok(Workload {
         prompts: batch,
         group: 1,
@@ -110,7 +110,7 @@ pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> 
         arch: arch.clone(),
         mini_batch: batch,
         epochs: 1,
-        validation: if samples { both.validation } else { 0 },
+        validation: if samples { rl.validation } else { 0 },
         reference: false,
         adapters_off: false,
         old_log_probs: false,
@@ -123,52 +123,45 @@ pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> 
             length: longest_example(sft, arch),
             validation: u64::from(samples || sft.validation.is_some()) * u64::MAX,
         }),
-        ..both
+        ..rl
     })
 }
 
-/// What the reward models ask for that score on the run's device.
+/// Workload of the reward models on the run's device.
 ///
 /// # Errors
-/// `Error::Config` for a model that is no reward model, `Error::Hub` where it cannot be fetched; those of its plan.
+/// `Error::Config` for a checkpoint that is not a reward model, `Error::Hub` if it cannot be fetched; those of its
+/// plan.
 pub fn reward_work(rewards: &Rewards, config: &RunConfig) -> Result<Vec<RewardWork>> {
-    let here = |own: &RewardModelConfig| own.device.is_none_or(|own| own == config.device);
-    rewards
-        .models()
-        .filter(|(_, own)| here(own))
-        .map(|(name, own)| {
-            let arch = reward::architecture(name, own)?.in_precision(config.precision);
-            let memory = &config.memory;
-            let plan = memory.scorer_plan(&arch, own.score_tokens, own.param_offload)?;
-            Ok(RewardWork { arch, plan })
-        })
-        .collect()
+    let models = rewards.models().filter(|(_, model)| model.device.is_none_or(|device| device == config.device));
+    let work = models.map(|(name, model)| {
+        let arch = reward::architecture(name, model)?.in_precision(config.precision);
+        let plan = config.memory.scorer_plan(&arch, model.score_tokens, model.param_offload)?;
+        Ok(RewardWork { arch, plan })
+    });
+    work.collect()
 }
 
-/// Sets a workload's lengths and counts to those of the prompts and examples that were read. The lengths are bounds: no
-/// sequence of the run is longer.
+/// Sets a workload's lengths and counts to those of prompts and examples. The lengths are bounds: no sequence of the
+/// run is longer.
 pub fn observe(workload: &mut Workload, stats: DatasetStats) {
     workload.prompt_length = workload.prompt_length.min(stats.longest_prompt as u64);
     workload.validation = stats.validation as u64;
     workload.rows_bytes = stats.rows_bytes;
-    let Some(read) = stats.demonstrations else {
-        return;
-    };
-    match &mut workload.examples {
-        Some(examples) => *examples = Examples { length: read.longest as u64, validation: read.validation as u64 },
-        None => {
-            if let Some(warm) = &mut workload.warm_up {
-                warm.length = read.longest as u64;
-            }
+    if let Some(stats) = stats.demonstrations {
+        let length = stats.longest as u64;
+        match (&mut workload.examples, &mut workload.warm_up) {
+            (Some(examples), _) => *examples = Examples { length, validation: stats.validation as u64 },
+            (None, Some(warm_up)) => warm_up.length = length,
+            (None, None) => {}
         }
     }
 }
 
-/// Refuses a plan under which the longest sequence of a workload fits into no micro-batch: each pass is over whole
-/// sequences.
+/// Rejects a plan under which the longest sequence of a workload fits into no micro-batch.
 ///
 /// # Errors
-/// `Error::Budget` with the key that is too small, or `Error::Plan` for a plan that was read from a file.
+/// `Error::Budget` with the too small key, or `Error::Plan` for a plan that was read from a file.
 pub fn check_longest(plan: &Plan, workload: &Workload, from_file: bool) -> Result<()> {
     let scored = workload.scored_length() as usize;
     let trained = workload.longest_pass() as usize;

@@ -1,7 +1,7 @@
 //! A completion to be scored, and its reward by the task's rules.
 
 use crate::data::Prompt;
-use crate::task::{Completion, Reward, Split, Task, TaskError};
+use crate::task::{Completion, Reward, Split, Task};
 use crate::turns::{Outcome, opens_thought};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
@@ -14,25 +14,25 @@ use serde_json::Value;
 pub struct Answer<'a> {
     /// Its prompt.
     pub prompt: &'a Prompt,
-    /// Its text, without special tokens; of several turns all of it.
+    /// Text of all turns, without special tokens.
     pub text: String,
-    /// The text of its last turn, which rules score, where there are several.
+    /// Text of the last turn, which rules score, if there are several.
     pub last_turn: Option<String>,
-    /// The messages that it is made of, where it had an environment.
+    /// Its messages, with an environment.
     pub turns: &'a [Message],
-    /// How a reward function makes a copy of the object that its environment was, where there is one.
+    /// Recipe by which a reward function copies the environment's object, if there is one.
     pub environment: Option<&'a Value>,
     /// Its tokens.
     pub tokens: &'a [u32],
-    /// Whether it ended by itself.
+    /// True if it ended by itself.
     pub finished: bool,
-    /// Whether it, or its last turn, ends inside a thought.
+    /// True if it, or its last turn, ends inside a thought.
     pub in_thought: bool,
-    /// Which sample it is, for messages.
+    /// Identity of the sample, for messages.
     pub id: CompletionId,
 }
 
-/// Which sample a reward belongs to, for messages.
+/// Identity of a sample, for messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CompletionId {
     /// Training step.
@@ -44,8 +44,8 @@ pub struct CompletionId {
 }
 
 impl<'a> Answer<'a> {
-    /// A sample of one of the prompts with its text, and the outcome of its environment where it had one. `first` is
-    /// the id of the first prompt's first completion.
+    /// A sample of one of the prompts with its text and the outcome of its environment, if any. `first` is the id of
+    /// the first prompt's first completion.
     pub(crate) fn new(
         prompts: &'a [Prompt],
         sample: &'a Sample,
@@ -54,11 +54,11 @@ impl<'a> Answer<'a> {
         first: CompletionId,
     ) -> Self {
         Self {
-            prompt: outcome.and_then(|own| own.prompt.as_deref()).unwrap_or(&prompts[sample.request]),
+            prompt: outcome.and_then(|outcome| outcome.prompt.as_deref()).unwrap_or(&prompts[sample.request]),
             text,
             last_turn: None,
-            turns: outcome.map_or(&[][..], |own| own.turns.as_slice()),
-            environment: outcome.and_then(|own| own.object.as_ref()),
+            turns: outcome.map_or(&[][..], |outcome| outcome.turns.as_slice()),
+            environment: outcome.and_then(|outcome| outcome.object.as_ref()),
             tokens: &sample.tokens,
             finished: sample.finish == FinishReason::Stop,
             in_thought: false,
@@ -70,11 +70,11 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// A sample of one of the prompts with what rules read of it: its text, and that of its last turn where it has
-    /// several, without what ended it.
+    /// A sample of one of the prompts with its decoded text, and that of its last turn if it has several, without stop
+    /// strings.
     ///
     /// # Errors
-    /// `Error::Model` where tokens cannot be decoded.
+    /// `Error::Model` if tokens cannot be decoded.
     pub(crate) fn decoded(
         prompts: &'a [Prompt],
         sample: &'a Sample,
@@ -90,10 +90,10 @@ impl<'a> Answer<'a> {
         Ok(Self { last_turn: last.transpose()?, in_thought, ..answer })
     }
 
-    /// Its reward by the task's rules for training or for validation.
+    /// Reward by the task's rules for training or for validation.
     ///
     /// # Errors
-    /// `Error::Reward` where the task cannot score it, with prompt and completion.
+    /// `Error::Reward` if the task cannot score it, with prompt and completion.
     pub fn by_rules(&self, task: &dyn Task, max_tokens: usize, purpose: Split) -> Result<Reward> {
         let completion = Completion {
             text: self.last_turn.as_deref().unwrap_or(&self.text),
@@ -103,18 +103,23 @@ impl<'a> Answer<'a> {
             in_thought: self.in_thought,
         };
         let example = &self.prompt.example;
-        self.checked(match purpose {
+        let reward = match purpose {
             Split::Train => task.reward(example, &completion),
             Split::Validation => task.validation_reward(example, &completion),
-        })
+        };
+        let reward = reward.map_err(|error| self.failed(error.to_string()))?;
+        if !reward.total.is_finite() {
+            return Err(self.failed(format!("the reward is {}; rewards must be finite", reward.total)));
+        }
+        Ok(reward)
     }
 
-    /// The error that it cannot be scored, for a reason.
+    /// Error of a completion that cannot be scored.
     pub(crate) fn failed(&self, reason: String) -> Error {
         self.error(reason, false)
     }
 
-    /// The error that the user's code raised, or returned what is no reward.
+    /// Error of the user's code, which raised or returned an invalid reward.
     pub(crate) fn user_error(&self, reason: String) -> Error {
         self.error(reason, true)
     }
@@ -131,19 +136,10 @@ impl<'a> Answer<'a> {
             reason,
         }
     }
-
-    /// A reward that failed, or that is no number, comes back with its sample.
-    fn checked(&self, reward: Result<Reward, TaskError>) -> Result<Reward> {
-        match reward {
-            Ok(reward) if reward.total.is_finite() => Ok(reward),
-            Ok(reward) => Err(self.failed(format!("the reward is {}; rewards must be finite", reward.total))),
-            Err(e) => Err(self.failed(e.to_string())),
-        }
-    }
 }
 
-/// Whether the last turn of a completion ends inside a thought, which the text before it or its beginning opens. Tags
-/// that are special tokens, which a completion's text has not, count too.
+/// Returns true if the last turn of a completion ends inside a thought, opened by the text before it or by its
+/// beginning. Tags that are special tokens count too.
 fn ends_in_thought(tokenizer: &Tokenizer, prompt: &Prompt, sample: &Sample) -> Result<bool> {
     let turn = tokenizer.decode(&sample.tokens[sample.turn_start()..], false)?;
     if turn.contains("</think>") {

@@ -1,8 +1,8 @@
-//! Rewards of completions: by the task's rules, by its reward models, which score a batch, and by its programs, which
-//! score a group at a time.
+//! Rewards of completions: by the task's rules, by its reward models, which score batches, and by its programs, which
+//! score groups.
 
 use super::program::{Failure, PendingScores, Program, ProgramResult, Progress};
-use super::{Answer, RewardModel, Surroundings};
+use super::{Answer, RewardModel, SharedResources};
 use crate::Result;
 use crate::task::{Reward, RewardStats, Rewards, Score, Scorer, Scores, Split, Task};
 use std::path::PathBuf;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 /// The reward models and programs of a task, ready to score.
 #[derive(Debug, Default)]
 pub struct RewardManager {
-    /// With the place of each in the list of rewards.
+    /// Models by their place in the list of rewards.
     models: Vec<(usize, RewardModel)>,
     programs: Programs,
 }
 
-/// The programs of a task, to be shared with a thread that hands them groups.
+/// The programs of a task, shared with the thread that sends them groups.
 #[derive(Clone, Debug, Default)]
 pub struct Programs {
-    /// With the place of each in the list of rewards.
+    /// Programs by their place in the list of rewards.
     list: Arc<Vec<(usize, Program)>>,
-    /// The task's name.
+    /// Name of the task.
     task: Arc<str>,
-    /// Where the run stands, for functions that ask.
+    /// Progress of the run, for reward functions.
     pub progress: Progress,
 }
 
@@ -31,35 +31,26 @@ pub struct Programs {
 pub type ProgramResults = Vec<Vec<ProgramResult>>;
 
 impl RewardManager {
-    /// Loads the models and starts the programs that a task's list of rewards names.
-    ///
-    /// # Errors
-    /// Those of [`RewardModel::open`], and `Error::Config` for a program that does not start or cannot score the task.
-    pub fn open(task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
-        Self::with(Programs::open(task)?, task, around)
-    }
-
-    /// Loads the models beside programs that have been started.
+    /// Loads the reward models of a task, with programs that have been started.
     ///
     /// # Errors
     /// Those of [`RewardModel::open`].
-    pub fn with(programs: Programs, task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
+    pub fn open(programs: Programs, task: &dyn Task, shared: SharedResources<'_>) -> Result<Self> {
         let scorers = task.rewards().into_iter().flat_map(Rewards::scorers).enumerate();
         let models = scorers.filter_map(|(place, (name, scorer))| match scorer {
-            Scorer::Model(config) => Some(RewardModel::open(name, config, around).map(|model| (place, model))),
+            Scorer::Model(config) => Some(RewardModel::open(name, config, shared).map(|model| (place, model))),
             Scorer::Rule(_) | Scorer::Program(_) => None,
         });
         Ok(Self { models: models.collect::<Result<_>>()?, programs })
     }
 
-    /// The programs, with where the run stands.
-    #[must_use]
+    /// The programs, with the progress of the run.
     pub fn programs(&self, progress: Progress) -> Programs {
         Programs { progress, ..self.programs.clone() }
     }
 
-    /// Rewards of completions of at most so many tokens: for training with the `statistics` of rewards that it
-    /// normalizes, else for validation. It changes nothing and can be run again after an error.
+    /// Rewards of completions of at most `max_tokens` tokens: for training with the running `statistics` of normalized
+    /// rewards, else for validation. It changes nothing and can be repeated after an error.
     ///
     /// # Errors
     /// `Error::Reward` for a completion that cannot be scored; those of [`RewardModel::score`].
@@ -82,15 +73,15 @@ impl RewardManager {
         Ok(rewards)
     }
 
-    /// Scores by the models, and those that programs gave of the same completions.
+    /// Scores of completions by the models, and by programs from their results.
     ///
     /// # Errors
     /// As [`Self::score`].
     pub fn scores(&mut self, answers: &[Answer<'_>], results: &ProgramResults) -> Result<Vec<Scores>> {
         let mut scores = Vec::new();
         for ((place, program), results) in self.programs.list.iter().zip(results) {
-            let own = answers.iter().zip(results).map(|(answer, result)| by_program(program, answer, result));
-            scores.push((*place, own.collect::<Result<_>>()?));
+            let by_program = answers.iter().zip(results).map(|(answer, result)| by_program(program, answer, result));
+            scores.push((*place, by_program.collect::<Result<_>>()?));
         }
         for (place, model) in &mut self.models {
             scores.push((*place, by_model(model, answers)?));
@@ -99,13 +90,13 @@ impl RewardManager {
     }
 }
 
-/// Scores by a model: none, which is said once, for what it cannot read, such as a completion that is too long for it.
+/// Scores by a model. Completions that it cannot read, such as too long ones, have none, with one warning.
 fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<Score>> {
     let (mut rows, mut readable) = (Vec::new(), Vec::new());
     for (at, answer) in answers.iter().enumerate() {
-        let reader = model.reader();
+        let reader = &model.reader;
         let row = reader.read(answer.prompt, &answer.text, answer.tokens);
-        let row = row.map_err(|error| format!("reward `{}`: {error}", reader.name()));
+        let row = row.map_err(|error| format!("reward `{}`: {error}", reader.name));
         match row.and_then(|row| reader.refuses_row(&row).map_or(Ok(row), Err)) {
             Ok(row) => {
                 rows.push(row);
@@ -117,7 +108,7 @@ fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<Score
     let mut scores = vec![Score::default(); answers.len()];
     for (at, score) in readable.into_iter().zip(model.score(rows)?) {
         if !score.is_finite() {
-            let name = model.name();
+            let name = &model.reader.name;
             return Err(answers[at].failed(format!("reward `{name}` returned {score}; rewards must be finite")));
         }
         scores[at] = Score::value(score);
@@ -125,9 +116,9 @@ fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<Score
     Ok(scores)
 }
 
-/// The score that a program gave, or that it is lost. A program that is wrong for all completions is an error.
+/// Score by a program, which may be lost. A program that is wrong for all completions is an error.
 fn by_program(program: &Program, answer: &Answer<'_>, result: &ProgramResult) -> Result<Score> {
-    let name = program.name();
+    let name = &program.name;
     match result {
         Ok(score) => Ok(score.clone()),
         Err(Failure::Misused(reason)) => Err(answer.user_error(format!("reward `{name}`: {reason}"))),
@@ -145,10 +136,10 @@ fn by_program(program: &Program, answer: &Answer<'_>, result: &ProgramResult) ->
 }
 
 impl Programs {
-    /// Starts the programs that a task's list of rewards names. Its reward models are left alone.
+    /// Starts the programs that a task's list of rewards names, not its reward models.
     ///
     /// # Errors
-    /// Where one cannot be started, or needs of the task's rows what they do not have.
+    /// If one cannot be started, or needs columns that the task's rows lack.
     pub fn open(task: &dyn Task) -> Result<Self> {
         let scorers = task.rewards().into_iter().flat_map(Rewards::scorers).enumerate();
         let programs = scorers.filter_map(|(place, (name, scorer))| match scorer {
@@ -164,32 +155,30 @@ impl Programs {
 
     /// Their names among the rewards, in the order in which they answer.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.list.iter().map(|(_, program)| program.name())
+        self.list.iter().map(|(_, program)| program.name.as_str())
     }
 
-    /// Files of the user's modules that the program of a name has imported so far, its own file apart.
-    #[must_use]
+    /// Files of the user's modules that a program has imported so far, except its own file.
     pub fn modules(&self, name: &str) -> Vec<PathBuf> {
-        let own = self.list.iter().find(|(_, program)| program.name() == name);
-        own.map(|(_, program)| program.modules()).unwrap_or_default()
+        let program = self.list.iter().find(|(_, program)| program.name == name);
+        program.map(|(_, program)| program.modules()).unwrap_or_default()
     }
 
-    /// Whether there are none.
-    #[must_use]
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Scores completions that lie by groups, all at once.
+    /// Scores completions that are ordered by groups.
     ///
     /// # Errors
-    /// `Error::Reward` for a completion that cannot be put to a program.
+    /// `Error::Reward` for a completion that cannot be sent to a program.
     pub fn score(&self, answers: &[Answer<'_>]) -> Result<ProgramResults> {
         let groups = answers.chunk_by(|a, b| a.id.prompt_index == b.id.prompt_index);
         Ok(self.wait(groups.map(|group| self.submit(group)).collect::<Result<_>>()?))
     }
 
-    /// Hands a group, the completions of one prompt, to all programs.
+    /// Sends a group, the completions of one prompt, to all programs.
     ///
     /// # Errors
     /// As [`Self::score`].

@@ -1,7 +1,7 @@
-//! Rewards of completions: by the task's rules, by reward models, by other programs, and all of them together.
+//! Rewards of completions by the task's rules, reward models and programs.
 //!
-//! While others are sampled, a thread scores completions by rules ([`Answer::by_rules`]) and hands groups to
-//! [`Programs`]. Then [`RewardManager`] scores all of them by models.
+//! During sampling, a thread scores completions by rules ([`Answer::by_rules`]) and sends groups to [`Programs`]. Then
+//! [`RewardManager`] scores all completions by models.
 
 mod answer;
 mod manager;
@@ -12,7 +12,7 @@ mod worker;
 
 pub use answer::{Answer, CompletionId};
 pub use manager::{ProgramResults, Programs, RewardManager};
-pub use model::{RewardModel, Surroundings, architecture};
+pub use model::{RewardModel, SharedResources, architecture};
 pub use program::{Failure, ProgramResult, Progress};
 pub use reader::RewardReader;
 pub(crate) use worker::{RewardJob, RewardWorker};

@@ -1,7 +1,7 @@
-//! Rewards that other programs compute: Python functions and commands, in several processes each. A group of
-//! completions is a call. Where the process of a call dies or does not answer in time, its completions are asked for
-//! once more one at a time and counted, so that one bad completion does not cost the others their rewards. Where the
-//! user's code raises, or answers with what is no reward for each completion, it is wrong: that ends the run.
+//! Rewards of programs: Python functions and commands, in several processes each. A group of completions is a call. If
+//! the process of a call dies or times out, its completions are scored once more one at a time and counted, so that one
+//! bad completion does not cost the others their rewards. An exception or invalid answer of the user's code ends the
+//! run.
 
 mod pending;
 mod protocol;
@@ -26,17 +26,19 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A program that scores, with its workers. Dropped, it ends them.
+/// A program that scores, with its workers, which end when it is dropped.
 #[derive(Debug)]
 pub struct Program {
-    name: String,
+    /// Name among the rewards.
+    pub name: String,
     protocol: Protocol,
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Program {
-    /// Starts a program's workers. The first has to be ready, and what it needs of the task's rows has to be there.
+    /// Starts a program's workers. The first must become ready, and the task's rows must have the columns that it
+    /// needs.
     pub fn open(name: &str, program: &RewardProgram, task: &dyn Task) -> Result<Self> {
         let refusal = |detail: String| {
             let what = match program {
@@ -48,7 +50,7 @@ impl Program {
             Error::Config(format!("reward `{name}` ({what}): {detail}"))
         };
         let mut first = Worker::start(name, program, &|| true).map_err(|failure| refusal(failure.to_string()))?;
-        let protocol = first.protocol().clone();
+        let protocol = first.protocol.clone();
         check_rows(&protocol, task).map_err(refusal)?;
         check_environments(name, &protocol, task).map_err(refusal)?;
         let queue = Arc::new(Queue::default());
@@ -62,26 +64,19 @@ impl Program {
         Ok(Self { name: name.to_owned(), protocol, threads: threads.collect(), queue })
     }
 
-    /// Its name among the rewards.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Files of the user's modules that it has imported so far, its own file apart.
-    #[must_use]
+    /// Files of the user's modules that it has imported so far, except its own file.
     pub fn modules(&self) -> Vec<PathBuf> {
         self.queue.modules()
     }
 
-    /// Hands it the completions of a prompt of the task with this name. An error is of a row that lacks what it needs.
+    /// Sends it the completions of a prompt of the task with this name. Returns an error if the row lacks a column.
     pub(super) fn submit(&self, group: &[Answer<'_>], task: &str, progress: Progress) -> Result<PendingScores> {
         let samples = group.iter().map(|answer| {
             sample(&self.protocol, task, answer)
                 .map_err(|detail| answer.failed(format!("reward `{}`: {detail}", self.name)))
         });
         let samples = samples.collect::<Result<Vec<_>>>()?;
-        let (results, coming) = channel();
+        let (results, receiver) = channel();
         let wanted = Arc::new(());
         let len = samples.len();
         self.queue.push(Job {
@@ -91,7 +86,7 @@ impl Program {
             results,
             wanted: Arc::downgrade(&wanted),
         });
-        Ok(PendingScores { results: coming, len, wanted })
+        Ok(PendingScores { results: receiver, len, wanted })
     }
 }
 
@@ -99,35 +94,35 @@ impl Drop for Program {
     fn drop(&mut self) {
         self.queue.close();
         for thread in self.threads.drain(..) {
-            // one that has panicked has no worker left
+            // a thread that has panicked has no worker left
             let _ = thread.join();
         }
     }
 }
 
-/// Has the objects of the task's environments kept for a function that looks at them. Where these are no Python
-/// objects, refuses a function that cannot do without, and says once that another one gets none.
+/// Keeps the objects of the task's environments for a function that reads them. If they are not Python objects, rejects
+/// a function that requires them, and warns of one that takes them optionally.
 fn check_environments(name: &str, protocol: &Protocol, task: &dyn Task) -> Result<(), String> {
     const INSTEAD: &str = "the environments of this task are not objects of a Python class; their reward is the part \
                            `environment`, and `completions` has the tools' answers";
-    let (Protocol::Trl { environments, .. }, Some(own)) = (protocol, task.environments()) else {
+    let (Protocol::Trl { environments, .. }, Some(task)) = (protocol, task.environments()) else {
         return Ok(());
     };
     match environments {
         None => {}
-        Some(_) if own.keep_objects() => {}
-        Some(Parameter::Needs) => return Err(format!("it needs `environments`: {INSTEAD}")),
-        Some(Parameter::Takes) => {
+        Some(_) if task.keep_objects() => {}
+        Some(Parameter::Required) => return Err(format!("it needs `environments`: {INSTEAD}")),
+        Some(Parameter::Optional) => {
             tracing::warn!("reward `{name}`: its argument `environments` is None: {INSTEAD}");
         }
     }
     Ok(())
 }
 
-/// Does jobs until there are no more, with a worker at a time.
+/// Runs jobs until the queue is closed, with one worker at a time.
 fn work(name: &str, program: &RewardProgram, queue: &Queue, worker: Option<Worker>) {
-    let time = Duration::from_secs_f64(program.timeout());
-    // started now, it is ready when it is needed; one that fails to start is started again then
+    let timeout = Duration::from_secs_f64(program.timeout());
+    // started early, to be ready for the first job; if that fails, the job starts one
     let mut worker = worker.or_else(|| Worker::start(name, program, &|| !queue.is_closed()).ok());
     while let Some(job) = queue.next() {
         let wanted = || !queue.is_closed() && job.is_wanted();
@@ -140,9 +135,9 @@ fn work(name: &str, program: &RewardProgram, queue: &Queue, worker: Option<Worke
         };
         let results = match ready {
             Ok(ready) => {
-                let (mut left, results) = ready.score(&job.call, &job.samples, time, &wanted);
-                queue.add_modules(left.as_mut().map(Worker::take_modules).unwrap_or_default());
-                worker = left;
+                let results;
+                (worker, results) = ready.score(&job, timeout, &wanted);
+                queue.add_modules(worker.as_mut().map(Worker::take_modules).unwrap_or_default());
                 results
             }
             Err(failure) => vec![Err(failure); job.samples.len()],

@@ -1,4 +1,4 @@
-//! What a reward model reads of a prompt with its completion: token ids, and what is too long for it.
+//! Input of a reward model: token ids of a prompt with its completion, and the limits on them.
 
 use crate::data::Prompt;
 use crate::hub::{ModelFiles, model_folder};
@@ -11,17 +11,19 @@ use rayon::prelude::*;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How a reward model reads.
+/// Tokenization for a reward model.
 #[derive(Debug)]
 pub struct RewardReader {
-    name: String,
+    /// Name among the rewards.
+    pub name: String,
     input: RewardInput,
-    /// Its own; none where it reads the policy's ids.
+    /// Its tokenizer; `None` if it reads the policy's ids.
     tokenizer: Option<Tokenizer>,
-    /// The policy's.
+    /// The policy's tokenizer.
     policy: Arc<Tokenizer>,
-    /// Most tokens of a sequence: of the model, and of a batch.
+    /// Maximum tokens of a sequence.
     context: usize,
+    /// Maximum tokens of a batch.
     budget: usize,
     /// Rows of its embedding.
     rows: usize,
@@ -55,30 +57,23 @@ impl RewardReader {
         })
     }
 
-    /// Its name among the rewards.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Refuses, before the first step, prompts that cannot be scored with any completion, and lengths that leave no
-    /// room for one: `longest` are the most tokens of a prompt to the policy, `response` those of a completion. Another
-    /// tokenizer may need more or fewer tokens than the policy's, which a warning says.
+    /// Rejects, before the first step, prompts that cannot be scored with any completion, and lengths that leave no
+    /// room for one: `longest` are the maximum prompt tokens of the policy, `response` those of a completion. Warns if
+    /// another tokenizer may need more tokens than the policy's.
     ///
     /// # Errors
-    /// `Error::Row` for a prompt that its tokenizer or template refuses, `Error::Config` where there is no room.
+    /// `Error::Row` for a prompt that its tokenizer or template rejects, `Error::Config` if there is no room.
     pub fn check(&self, prompts: &[&Prompt], longest: usize, response: usize) -> Result<()> {
         let lengths = match &self.tokenizer {
             None => vec![longest],
             Some(_) => prompts.par_iter().map(|prompt| self.length(prompt)).collect::<Result<_>>()?,
         };
         let (Some(shortest), Some(longest)) = (lengths.iter().min(), lengths.iter().max()) else { return Ok(()) };
-        let needed = longest + response;
-        let Some(reason) = self.refuses(needed) else { return Ok(()) };
-        let bound = self.tokenizer.as_ref().is_none_or(|own| own.differing_id(&self.policy).is_none());
+        let Some(reason) = self.refuses(longest + response) else { return Ok(()) };
+        let same_ids = self.tokenizer.as_ref().is_none_or(|tokenizer| tokenizer.differing_id(&self.policy).is_none());
         let message =
             format!("a prompt of {longest} tokens with a completion of {response} (rollout.response_length): {reason}");
-        if bound || self.refuses(shortest + 1).is_some() {
+        if same_ids || self.refuses(shortest + 1).is_some() {
             return Err(Error::Config(message));
         }
         tracing::warn!("{message}; longer completions have no score");
@@ -95,7 +90,7 @@ impl RewardReader {
         row.map(|row| row.len()).map_err(|error| error.in_row(&place()))
     }
 
-    /// The tokenizer that it reads with; none where it reads the policy's ids, which must then mean the same to it.
+    /// Its tokenizer; `None` if it reads the policy's ids, which must then have the same meaning.
     fn vocabulary(
         name: &str,
         config: &RewardModelConfig,
@@ -103,7 +98,7 @@ impl RewardReader {
         policy: &Tokenizer,
     ) -> Result<Option<Tokenizer>> {
         let refused = |detail: String| Err(refusal(name, &config.path, detail));
-        let own = Tokenizer::from_dir(&model_folder(&config.path, ModelFiles::Tokenizer)?);
+        let tokenizer = Tokenizer::from_dir(&model_folder(&config.path, ModelFiles::Tokenizer)?);
         if config.input == RewardInput::Tokens {
             if policy.vocab_size() > arch.vocab_size {
                 return refused(format!(
@@ -113,33 +108,33 @@ impl RewardReader {
                     arch.vocab_size
                 ));
             }
-            let differing = own.as_ref().ok().and_then(|own| own.differing_id(policy));
+            let differing = tokenizer.as_ref().ok().and_then(|tokenizer| tokenizer.differing_id(policy));
             return match differing {
                 None => Ok(None),
-                Some((id, [own, other])) => refused(format!(
-                    "`input: tokens` passes it the policy's token ids, but id {id} is {own} to it and {other} to the \
-                     policy; use `input: text` or `chat`, which use the reward model's tokenizer"
+                Some((id, [token, policy_token])) => refused(format!(
+                    "`input: tokens` passes it the policy's token ids, but id {id} is {token} to it and {policy_token} \
+                     to the policy; use `input: text` or `chat`, which use the reward model's tokenizer"
                 )),
             };
         }
-        let own = own.map_err(|e| {
+        let tokenizer = tokenizer.map_err(|e| {
             let advice = "it has no tokenizer, so only `input: tokens` is possible";
             refusal(name, &config.path, format!("{e}; {advice}"))
         })?;
-        let own = own.for_embedding(arch.vocab_size);
-        if config.input == RewardInput::Chat && !own.has_chat_template() {
+        let tokenizer = tokenizer.for_embedding(arch.vocab_size);
+        if config.input == RewardInput::Chat && !tokenizer.has_chat_template() {
             return refused(
                 "`input: chat` needs a chat template, but its tokenizer has none; use `input: text`".into(),
             );
         }
-        Ok(Some(own))
+        Ok(Some(tokenizer))
     }
 
-    /// The token ids that it reads of a prompt with its completion, a text without special tokens and the policy's
+    /// Token ids of a prompt with its completion, which is given as text without special tokens and as the policy's
     /// tokens.
     ///
     /// # Errors
-    /// `Error::Model` where the template or the tokenizer refuses the texts.
+    /// `Error::Model` if the template or the tokenizer rejects the texts.
     pub fn read(&self, prompt: &Prompt, completion: &str, tokens: &[u32]) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else {
             return Ok([prompt.tokens.as_slice(), tokens].concat());
@@ -159,8 +154,8 @@ impl RewardReader {
         Ok(tokenizer.encode_chat(&messages, options)?.1)
     }
 
-    /// Where its special tokens are control tokens in the policy's prompt followed by the completion: in what the
-    /// policy's chat template has written.
+    /// Ranges of the policy's prompt in which its special tokens are control tokens: those that the policy's chat
+    /// template has written.
     fn control(&self, tokenizer: &Tokenizer, prompt: &Prompt) -> Result<Control> {
         let (example, text) = (&prompt.example, &prompt.text);
         let control = match &example.prompt {
@@ -173,8 +168,7 @@ impl RewardReader {
         })
     }
 
-    /// Why a row cannot be scored, where it cannot.
-    #[must_use]
+    /// Reason that a row cannot be scored, if it cannot.
     pub fn refuses_row(&self, row: &[u32]) -> Option<String> {
         let beyond = row.iter().find(|&&id| id as usize >= self.rows);
         let beyond = beyond.map(|id| {
@@ -186,8 +180,7 @@ impl RewardReader {
         self.refuses(row.len()).or(beyond)
     }
 
-    /// Why a sequence of so many tokens cannot be scored, where it cannot.
-    #[must_use]
+    /// Reason that a sequence of `tokens` tokens cannot be scored, if it cannot.
     pub fn refuses(&self, tokens: usize) -> Option<String> {
         let (name, budget) = (&self.name, self.budget);
         if tokens == 0 {

@@ -1,4 +1,4 @@
-//! Rewards while completions are sampled: a thread scores each by the task's rules as it ends, and hands complete groups
+//! Rewards during sampling: a thread scores each completion by the task's rules as it ends, and sends complete groups
 //! to the task's programs.
 
 use super::program::PendingScores;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-/// A completion that has ended, and the outcome of its environment where it had one.
+/// A completion that has ended, and the outcome of its environment, if any.
 type Ended = (Sample, Option<Outcome>);
 
 /// Thread that scores completions as they end. Results do not depend on their order.
@@ -27,7 +27,7 @@ pub(crate) struct RewardWorker {
 pub(crate) struct RewardJob {
     pub task: Arc<dyn Task>,
     pub tokenizer: Arc<Tokenizer>,
-    /// What ended the completions.
+    /// Sampling parameters, with the stop strings.
     pub sampling: SamplingParams,
     pub prompts: Arc<Vec<Prompt>>,
     pub programs: Programs,
@@ -53,7 +53,7 @@ impl RewardJob {
         Ok((answer.text, reward))
     }
 
-    /// Hands a group to the programs, except completions that have failed already.
+    /// Sends a group to the programs, except completions that have failed already.
     fn submit(&self, mut group: Vec<Ended>, scored: &Scored) -> Result<Vec<PendingScores>> {
         group.sort_by_key(|(sample, _)| sample.sample);
         let answers = group.iter().filter_map(|(sample, outcome)| {
@@ -63,10 +63,10 @@ impl RewardJob {
         self.programs.submit(&answers.collect::<Vec<_>>())
     }
 
-    fn score(&self, coming: impl IntoIterator<Item = Ended>) -> Scored {
+    fn score(&self, completions: impl IntoIterator<Item = Ended>) -> Scored {
         let mut scored = Scored::default();
         let mut groups: BTreeMap<usize, Vec<Ended>> = BTreeMap::new();
-        for ended in coming {
+        for ended in completions {
             let (request, place) = (ended.0.request, ended.0.sample);
             scored.rules.insert((request, place), self.by_rules(&ended));
             if self.programs.is_empty() {
@@ -85,22 +85,22 @@ impl RewardJob {
 
 impl RewardWorker {
     pub fn start(job: RewardJob) -> Self {
-        let (ended, coming) = channel();
+        let (ended, completions) = channel();
         let thread = std::thread::spawn(move || {
-            let scored = job.score(coming);
+            let scored = job.score(completions);
             (job, scored)
         });
         Self { ended, thread }
     }
 
-    /// Hands a completion over.
+    /// Sends a completion to the thread.
     pub fn take(&self, sample: Sample, outcome: Option<Outcome>) {
-        // a thread that is gone has panicked, which `finish` passes on
+        // fails if the thread has panicked, which `finish` resumes
         let _ = self.ended.send((sample, outcome));
     }
 
-    /// Texts and rewards by the rules, by request and sample, and the results of the programs, once all of them are
-    /// there. The first error is the first sample's; a panic in a task is resumed.
+    /// Waits for texts and rewards by rules, in the order of requests and samples, and for the results of programs. The
+    /// first error is the first sample's; a panic in a task is resumed.
     pub fn finish(self) -> Result<(Vec<(String, Reward)>, ProgramResults)> {
         drop(self.ended);
         let (job, scored) = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,4 +1,4 @@
-//! Work that may run out of memory: told apart from other errors, on all ranks alike, and whether it can be done again.
+//! Attempts of work that may run out of memory, on all ranks alike, and whether work can be repeated.
 
 use super::session::Planned;
 use crate::error::OutOfMemory;
@@ -10,7 +10,7 @@ use firebrick_backends::collective::Failure;
 use firebrick_backends::out_of_memory::OutOfMemory as Refused;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An error that says that memory ran out.
+/// The out-of-memory report of an error, or the error if it is another one.
 fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
     match (error.out_of_memory(), error) {
         (_, Error::OutOfMemory(what)) => Ok(what),
@@ -19,16 +19,16 @@ fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
     }
 }
 
-/// Whether work can be done again after memory ran out.
+/// Repeatability of work after memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replay {
     Possible,
-    /// It cannot, for this reason.
+    /// Not possible, with the reason.
     Impossible(&'static str),
 }
 
 impl Replay {
-    /// Nothing runs again on a device that was lost.
+    /// Repeatability after a failure: nothing runs again on a lost device.
     pub fn after(self, cause: &Refused) -> Self {
         match self {
             Self::Possible if cause.device_lost => Self::Impossible("the device was lost"),
@@ -36,18 +36,18 @@ impl Replay {
         }
     }
 
-    /// What to do where a plan was found and is not taken.
+    /// Advice if a plan was found and is not taken.
     pub fn advice(self, fit: &Fit) -> String {
+        let settings = fit.overrides().join(" ");
         match self {
             Self::Impossible(reason) => {
-                let settings = fit.overrides().join(" ");
                 format!("{reason}, so the step cannot be replayed; resume from the last checkpoint with: {settings}")
             }
-            Self::Possible => recovery_is_off(fit),
+            Self::Possible => format!("memory.recover is off; the smallest change that should fit: {settings}"),
         }
     }
 
-    /// What to do where no plan is left. `tried` is the last one for which there was no memory while it was taken.
+    /// Advice if no plan is left. `tried` is the last one, which ran out of memory while it was taken.
     pub fn without_plan(self, tried: Option<&Fit>, infeasible: &str) -> String {
         match (self, tried) {
             (Self::Impossible(reason), _) => {
@@ -64,10 +64,11 @@ impl Replay {
     }
 }
 
-/// Work that was done, or that ran out of memory.
+/// Result of work, or an out-of-memory report.
 pub(super) type Attempt<T> = std::result::Result<T, Box<OutOfMemory>>;
 
-/// Runs work once. Tells apart memory that ran out, however the device or the allocator say so, and all other errors.
+/// Runs work once. Returns `Ok(Err(_))` if memory ran out, whatever error or panic reports it, and `Err(_)` for other
+/// errors.
 pub(super) fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<Attempt<T>> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(Ok(done)),
@@ -81,22 +82,22 @@ pub(super) fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<Attempt<T>>
     }
 }
 
-/// What work came to on all ranks: where memory ran out on one, it did on every rank, with the same numbers, so that
-/// all take the same plan; another error of one ends the run of all.
-pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Result<Attempt<T>> {
+/// The attempt of all ranks: if memory ran out on one, every rank reports it with the same numbers, so that all take
+/// the same plan; another error of one ends the run of all.
+pub(super) fn agreed_attempt<T>(world: &World, attempt: Result<Attempt<T>>) -> Result<Attempt<T>> {
     if world.is_solo() {
-        return own;
+        return attempt;
     }
-    let failure = match &own {
+    let failure = match &attempt {
         Ok(Ok(_)) => None,
-        Ok(Err(what)) => Some(Failure::of_memory(&what.cause)),
+        Ok(Err(what)) => Some(Failure::from_oom(&what.cause)),
         Err(error) => Some(Failure { users: error.is_user_error(), ..Failure::new(error.to_string()) }),
     };
     let Err(error) = world.agree_on_failure(failure) else {
-        return own;
+        return attempt;
     };
-    match (own, error.failure().and_then(Failure::memory)) {
-        (own @ Err(_), _) => own,
+    match (attempt, error.failure().and_then(Failure::memory)) {
+        (failed @ Err(_), _) => failed,
         (Ok(Err(mut what)), Some(cause)) => {
             what.cause = cause;
             Ok(Err(what))
@@ -107,42 +108,27 @@ pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Resul
 }
 
 impl Planned {
-    /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
+    /// Takes the next cheaper plan after memory ran out while models were loaded, or returns an error with advice.
     pub fn replan_after_oom(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
         what.phase = "load";
         let failure = PlanFailure { phase: None, used: what.in_use_bytes(), limit: what.limit_bytes() };
-        match self.request.next_cheaper(&self.plan, &failure) {
+        what.advice = match self.request.next_cheaper(&self.plan, &failure) {
             Ok(fit) if what.cause.device_lost => {
-                what.advice = device_is_lost(&fit);
-                Err(Error::OutOfMemory(what))
+                let settings = fit.overrides().join(" ");
+                format!("the device was lost, so nothing can be loaded again; start again with: {settings}")
             }
             Ok(fit) if recovers => {
                 tracing::warn!("out of memory: {what}; next: {}", fit.overrides().join(" "));
                 self.plan = fit.plan;
                 self.replans += 1;
-                Ok(())
+                return Ok(());
             }
-            Ok(fit) => {
-                what.advice = recovery_is_off(&fit);
-                Err(Error::OutOfMemory(what))
-            }
-            Err(plan::Error::Infeasible(infeasible)) => {
-                what.advice = infeasible.to_string();
-                Err(Error::OutOfMemory(what))
-            }
-            Err(other) => Err(other.into()),
-        }
+            Ok(fit) => Replay::Possible.advice(&fit),
+            Err(plan::Error::Infeasible(infeasible)) => infeasible.to_string(),
+            Err(other) => return Err(other.into()),
+        };
+        Err(Error::OutOfMemory(what))
     }
-}
-
-fn recovery_is_off(fit: &Fit) -> String {
-    let settings = fit.overrides().join(" ");
-    format!("memory.recover is off; the smallest change that should fit: {settings}")
-}
-
-fn device_is_lost(fit: &Fit) -> String {
-    let settings = fit.overrides().join(" ");
-    format!("the device was lost, so nothing can be loaded again; start again with: {settings}")
 }
 
 #[cfg(test)]
@@ -151,8 +137,8 @@ mod tests {
     use firebrick_backends::out_of_memory::MemoryErrorKind;
     use std::io;
 
-    fn kind(found: std::result::Result<(), Box<OutOfMemory>>) -> MemoryErrorKind {
-        found.expect_err("memory that ran out").cause.kind
+    fn kind(attempt: Attempt<()>) -> MemoryErrorKind {
+        attempt.expect_err("memory that ran out").cause.kind
     }
 
     #[test]
@@ -168,11 +154,11 @@ mod tests {
             (Error::OutOfMemory(Box::new(limit)), MemoryErrorKind::Limit { allowed: 2 }),
         ];
         for (error, expected) in errors {
-            let found = attempt(|| Err::<(), _>(error)).expect("no other error");
-            assert_eq!(kind(found), expected);
+            let refused = attempt(|| Err::<(), _>(error)).expect("no other error");
+            assert_eq!(kind(refused), expected);
         }
-        let found = attempt::<()>(|| panic!("wgpu error: Out of Memory")).expect("no other error");
-        assert_eq!(kind(found), MemoryErrorKind::Driver);
+        let refused = attempt::<()>(|| panic!("wgpu error: Out of Memory")).expect("no other error");
+        assert_eq!(kind(refused), MemoryErrorKind::Driver);
     }
 
     #[test]

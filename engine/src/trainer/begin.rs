@@ -1,4 +1,4 @@
-//! What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
+//! Work before the first step of a run: a warm-up, the models that start from the policy, the first validation.
 
 use super::Trainer;
 use super::models::{Models, REFERENCE, fresh_critic};
@@ -7,10 +7,11 @@ use crate::Result;
 use crate::config::Mode;
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, export};
+use std::path::Path;
 use std::sync::Arc;
 
 impl Trainer {
-    /// Does all of it, once. A resumed run did it in its first session.
+    /// Does this work once. A resumed run did it in its first session.
     pub(super) fn begin(&mut self) -> Result<()> {
         if self.started {
             return Ok(());
@@ -33,9 +34,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Tells the observer what is about to run.
+    /// Sends [`Event::Ready`] to the observer.
     fn announce(&mut self) {
-        let Self { session, updater, recovery: run, state, .. } = self;
+        let Self { session, updater, recovery: run, .. } = self;
         let (prompts, recorder) = (&session.data.prompts, &mut run.telemetry.recorder);
         let [params, trainable] = run.models.policy.decoder().whole_params();
         let ready = Event::Ready {
@@ -44,8 +45,8 @@ impl Trainer {
             device: format!("{} ({})", session.info.device, session.info.name),
             params,
             trainable,
-            output: recorder.run().path().to_owned(),
-            resumed_from: state.step,
+            output: recorder.run.path().to_owned(),
+            resumed_from: run.state.step,
             filtered: prompts.filtered + updater.demonstrations.as_ref().map_or(0, |d| d.filtered),
             validation: prompts.validation.len(),
         };
@@ -53,7 +54,7 @@ impl Trainer {
     }
 }
 
-/// Keeps the reference policy with the run, in full precision, so that a resumed run compares with the same one.
+/// Writes the reference policy into the run folder in full precision, so that a resumed run has the same one.
 fn keep_reference(run: &mut Recovery) -> Result<()> {
     if run.models.reference.is_none() {
         return Ok(());
@@ -72,22 +73,18 @@ fn write_reference(run: &mut Recovery) -> Result<()> {
     reference.replace(policy.decoder().clone());
     let tokenizer = &run.session.source.tokenizer;
     let source = run.session.source.checkpoint.clone().stored_as_f32();
-    let folder = run.telemetry.recorder.run();
+    let folder = &run.telemetry.recorder.run;
     let written = policy.model.write_whole(|policy| {
-        let written = folder.publish(REFERENCE, |dir| {
-            let options = ExportOptions::default();
-            Ok(export(policy, &source, Some(tokenizer), dir, options)?)
-        });
-        written.map(drop)
+        let write = |dir: &Path| Ok(export(policy, &source, Some(tokenizer), dir, ExportOptions::default())?);
+        folder.publish(REFERENCE, write).map(drop)
     });
-    run.session.world.together(written)
+    run.session.world.agree(written)
 }
 
-/// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been trained
-/// yet.
+/// Starts a critic without a checkpoint from the current policy.
 fn begin_critic(run: &mut Recovery) -> Result<()> {
     let session = Arc::clone(&run.session);
-    let Some(source) = session.critic_source.as_ref().filter(|source| source.follows_policy()) else {
+    let Some(source) = session.critic_source.as_ref().filter(|source| source.follows_policy) else {
         return Ok(());
     };
     run.recovering(Phase::Values, |run| {

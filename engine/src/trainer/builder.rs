@@ -1,11 +1,11 @@
-//! What a run is made of, put together and opened.
+//! Builder of a run, and the assembly of its parts.
 
 use super::Trainer;
 use super::models::Loaded;
 use super::recovery::{Checkpoints, Recovery};
 use super::sampler::Sampler;
 use super::scorer::Scorer;
-use super::session::resume::{Found, Start};
+use super::session::resume::{RunFiles, Start};
 use super::session::{LrSchedules, Planned, Session};
 use super::telemetry::Telemetry;
 use super::updater::Updater;
@@ -23,7 +23,8 @@ use crate::world::World;
 use firebrick_backends::collective::{Collective, Solo};
 use std::sync::Arc;
 
-/// A run that is being put together: see [`Trainer::builder`].
+/// Builds a run: see [`Trainer::builder`].
+#[must_use]
 pub struct TrainerBuilder {
     config: RunConfig,
     mode: Mode,
@@ -37,9 +38,8 @@ pub struct TrainerBuilder {
 }
 
 impl Trainer {
-    /// Puts a run together: reinforcement learning in a new run folder, with the configured task and objective and
-    /// without an observer, unless the builder is told otherwise.
-    #[must_use]
+    /// Builds a run: by default reinforcement learning in a new run folder, with the configured task and objective and
+    /// without an observer.
     pub fn builder(config: RunConfig) -> TrainerBuilder {
         TrainerBuilder {
             config,
@@ -57,42 +57,37 @@ impl Trainer {
 
 impl TrainerBuilder {
     /// Reinforcement learning or supervised training.
-    #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
     /// A new run, or the one in the output folder.
-    #[must_use]
     pub fn start(mut self, start: Start) -> Self {
         self.start = start;
         self
     }
 
-    /// A task of one's own in place of the configured one.
-    #[must_use]
+    /// A custom task in place of the configured one.
     pub fn task(mut self, task: impl Task + 'static) -> Self {
         self.task = Some(Arc::new(task));
         self
     }
 
-    /// An objective of one's own in place of the configured one. Whether it needs a critic has to agree with the
-    /// `objective` section, which says whether the run has one.
-    #[must_use]
+    /// A custom objective in place of the configured one. It must need a critic if and only if the `objective` section
+    /// does.
     pub fn objective(mut self, objective: impl Objective + 'static) -> Self {
         self.objective = Some(Arc::new(objective));
         self
     }
 
-    /// Who is told what happens, and may steer the run.
-    #[must_use]
+    /// Receiver of events, which may steer the run.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Box::new(observer);
         self
     }
 
-    /// Reads and checks what the configuration names; see [`Session::open`].
+    /// Opens the session of the configuration; see [`Session::open`].
     pub(super) fn open(&mut self, ranks: &Arc<dyn Collective>, files: ModelFiles) -> Result<Session> {
         let config = std::mem::take(&mut self.config).resolve()?;
         let task = match self.task.take() {
@@ -102,15 +97,13 @@ impl TrainerBuilder {
         Session::open(config, self.mode, task, self.objective.take(), ranks, files)
     }
 
-    /// A tracker of one's own, beside those of `trainer.logger`.
-    #[must_use]
+    /// A custom tracker, besides those of `trainer.logger`.
     pub fn tracker(mut self, tracker: impl Tracker + 'static) -> Self {
         self.trackers.push(Box::new(tracker));
         self
     }
 
     /// Traces this many steps into `profile.pftrace` of the run folder; 0: none. See `Profiler`.
-    #[must_use]
     pub fn profile(mut self, steps: u64) -> Self {
         self.profile = steps;
         self
@@ -118,58 +111,63 @@ impl TrainerBuilder {
 
     /// Ranks of this run; one by default. Every rank of a collective builds the same run. Rank 0 writes the run folder
     /// and the trackers, and its observer steers all. `trainer.ddp_backend` selects the transport.
-    #[must_use]
     pub fn world(mut self, ranks: Arc<dyn Collective>) -> Self {
         self.ranks = ranks;
         self
     }
 
-    /// Opens the run: reads what it is made of, plans its memory, loads its models, and restores the checkpoint that it
+    /// Opens the run: opens its session, plans its memory, loads its models, and restores the checkpoint that it
     /// continues from. Nothing is trained yet.
     ///
     /// # Errors
     ///
-    /// Where the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds
+    /// If the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds
     /// another run.
-    pub fn build(mut self) -> Result<Trainer> {
-        let ranks = Arc::clone(&self.ranks);
-        let prepared = self.prepare();
-        broadcast_failure(ranks, prepared.and_then(|prepared| self.load(prepared)))
+    pub fn build(self) -> Result<Trainer> {
+        let trainer = self.load_unless(|_| false)?;
+        Ok(trainer.unwrap_or_else(|| unreachable!("loaded in any case")))
     }
 
-    /// Does all of the run, as [`build`](Self::build) and [`Trainer::run`] do; nothing of one that has ended before, of
-    /// which it says so before it loads anything.
+    /// Builds the run and runs it, as [`build`](Self::build) and [`Trainer::run`] do. A run that has ended before is
+    /// not loaded, and the result is `None`.
     ///
     /// # Errors
     ///
     /// Those of both.
-    pub fn run(mut self) -> Result<Option<Summary>> {
-        let ranks = Arc::clone(&self.ranks);
-        let prepared = self.prepare();
-        let loaded =
-            prepared.and_then(|prepared| if prepared.found.ended { Ok(None) } else { self.load(prepared).map(Some) });
-        let trainer = broadcast_failure(ranks, loaded)?;
+    pub fn run(self) -> Result<Option<Summary>> {
+        let trainer = self.load_unless(|prepared| prepared.run_files.ended)?;
         trainer.map(|mut trainer| trainer.run()).transpose()
     }
 
-    /// Opens and plans the run, and looks at its folder. Nothing is loaded or written yet.
-    fn prepare(&mut self) -> Result<Prepared> {
+    /// Prepares the run, and loads it unless a condition holds.
+    fn load_unless(mut self, condition: impl FnOnce(&Prepared) -> bool) -> Result<Option<Trainer>> {
         let ranks = Arc::clone(&self.ranks);
-        let session = self.open(&ranks, ModelFiles::All)?;
+        let prepared = self.prepare(&ranks);
+        let loaded =
+            prepared.and_then(|prepared| if condition(&prepared) { Ok(None) } else { self.load(prepared).map(Some) });
+        if let Err(error) = &loaded {
+            World::new(ranks).abort(error);
+        }
+        loaded
+    }
+
+    /// Opens and plans the run, and looks at its folder. Nothing is loaded or written yet.
+    fn prepare(&mut self, ranks: &Arc<dyn Collective>) -> Result<Prepared> {
+        let session = self.open(ranks, ModelFiles::All)?;
         let (planned, schedules) = session.plan()?;
         session.check_ranks(&planned.plan)?;
-        let found = session.look(self.start)?;
-        Ok(Prepared { session, planned, schedules, found })
+        let run_files = session.look(self.start)?;
+        Ok(Prepared { session, planned, schedules, run_files })
     }
 
     fn load(mut self, prepared: Prepared) -> Result<Trainer> {
-        let Prepared { mut session, mut planned, schedules, mut found } = prepared;
+        let Prepared { mut session, mut planned, schedules, mut run_files } = prepared;
         let task = session.data.prompts.task();
         let programs = if session.judges() { Programs::open(task)? } else { Programs::default() };
-        session.resume(&mut found, self.start, &programs)?;
-        let (loaded, state, resumed) = Loaded::begin(&session, &mut planned, &found, &programs)?;
-        // a new one is made last, so that a run that cannot start leaves none in its own way
-        let folder = match found.run.take() {
+        session.resume(&mut run_files, self.start, &programs)?;
+        let (loaded, state, resumed) = Loaded::begin(&session, &mut planned, &run_files, &programs)?;
+        // a new folder is made last, so that a run that cannot start leaves none
+        let folder = match run_files.folder.take() {
             Some(folder) => folder,
             None => session.new_folder(&programs)?,
         };
@@ -182,11 +180,12 @@ impl TrainerBuilder {
         }
         let trackers = begin_trackers(trackers, &folder, &session.config, resumed_from.map(|state| state.step))?;
         let tokens = TokenSettings::new(session.config.trainer.log_tokens);
-        let recorder = Recorder::new(folder, self.observer, trackers).keep_tokens(tokens, &session.source.tokenizer)?;
+        let recorder =
+            Recorder::new(folder, self.observer, trackers).with_token_log(tokens, &session.source.tokenizer)?;
         if !ended {
             recorder.plans(&planned.request, &planned.plan)?;
         }
-        let checkpoints = Checkpoints::at_start(recorder.run(), &session.world, resumed_from)?;
+        let checkpoints = Checkpoints::at_start(&recorder.run, &session.world, resumed_from)?;
         let demonstrations = session.data.demonstrations.take();
         let telemetry = Telemetry::begin(recorder, &session, &planned, &loaded, &state, self.profile);
         let session = Arc::new(session);
@@ -199,34 +198,26 @@ impl TrainerBuilder {
                 models: loaded.models,
                 planned,
                 telemetry,
+                state,
                 checkpoints,
                 step: 0,
             },
             session,
-            state,
             resumed,
             started: false,
         })
     }
 }
 
-/// A run that nothing has been loaded of.
+/// A run before anything is loaded.
 struct Prepared {
     session: Session,
     planned: Planned,
     schedules: LrSchedules,
-    found: Found,
+    run_files: RunFiles,
 }
 
-/// Tells the other ranks of an error that ends the run.
-fn broadcast_failure<T>(ranks: Arc<dyn Collective>, done: Result<T>) -> Result<T> {
-    if let Err(error) = &done {
-        World::new(ranks).give_up(error);
-    }
-    done
-}
-
-/// Tells trackers of the run that they are to follow.
+/// Begins the run in all trackers.
 fn begin_trackers(
     trackers: Vec<Box<dyn Tracker>>,
     folder: &RunDir,
@@ -236,11 +227,8 @@ fn begin_trackers(
     if trackers.is_empty() {
         return Ok(Trackers::default());
     }
-    let named = config.trainer.experiment_name.clone();
-    let name = named.or_else(|| {
-        let own = folder.path().file_name();
-        own.map(|name| name.to_string_lossy().into_owned())
-    });
+    let folder_name = || folder.path().file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = config.trainer.experiment_name.clone().or_else(folder_name);
     let run = TrackedRun {
         folder: folder.path(),
         project: &config.trainer.project_name,

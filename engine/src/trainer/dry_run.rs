@@ -1,4 +1,4 @@
-//! What a run would do, found out before its weights are read: nothing is loaded, trained or written.
+//! Dry run: prompts, rewards and plan of a run, without weights. Nothing is loaded, trained or written.
 
 use super::builder::TrainerBuilder;
 use super::session::{Planned, Session};
@@ -13,63 +13,63 @@ use firebrick_backends::collective::{Collective, Solo};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Prompts that are rendered.
-const RENDERED: u64 = 3;
+/// Rendered prompts.
+const MAX_RENDERED: u64 = 3;
 
-/// Examples of a task without end whose reference answers are graded.
-const GLANCE: u64 = 256;
+/// Graded reference answers of an endless task.
+const MAX_GRADED: u64 = 256;
 
-/// Examples that are named where their reference answer earns nothing.
-const NAMED: usize = 5;
+/// Unrewarded reference answers in the report.
+const MAX_UNREWARDED: usize = 5;
 
-/// A run that was session and planned, and not begun.
+/// A run that was opened and planned, and not begun.
 #[derive(Debug)]
 pub struct DryRun {
-    /// The device, which was session.
+    /// The device, which was opened.
     pub device: DeviceInfo,
     /// The run folder, which does not exist yet.
     pub output: PathBuf,
     /// Steps of the run.
     pub steps: u64,
-    /// Training prompts; none of a task without end.
+    /// Training prompts; `None` of an endless task.
     pub prompts: Option<u64>,
     /// Training prompts that are longer than allowed.
     pub filtered: u64,
     /// Validation prompts.
     pub validation: usize,
-    /// What is predicted of the plan.
+    /// Prediction of the plan.
     pub estimate: Estimate,
-    /// Device bytes that the plan may use, where there is a budget.
+    /// Device bytes that the plan may use, with a budget.
     pub budget: Option<u64>,
-    /// The first prompts that the run would draw, as text with the special tokens visible, and their lengths in tokens.
+    /// The first prompts that the run would draw, as text with visible special tokens, and their lengths in tokens.
     pub rendered: Vec<(String, usize)>,
-    /// How the reference answers are graded; none where the task has no answers.
+    /// Grades of the reference answers, if the task has answers.
     pub references: Option<References>,
-    /// Bytes of all checkpoints that the run keeps, and of what it writes beside them once.
+    /// Bytes of all checkpoints that the run keeps, and of the reference policy.
     pub disk_bytes: u64,
 }
 
-/// How a task's rules grade its own reference answers.
+/// Grades of a task's reference answers by its rules.
 #[derive(Debug, Default)]
 pub struct References {
-    /// Answers that were graded.
+    /// Graded answers.
     pub graded: usize,
-    /// Those that earn nothing in any form that was tried.
+    /// Answers that earn nothing in any form that was tried.
     pub unrewarded: usize,
-    /// The first of those: the answer, or the demonstration.
+    /// The first unrewarded answers or demonstrations.
     pub first: Vec<String>,
 }
 
 impl TrainerBuilder {
-    /// Opens the device, reads and checks everything that the configuration names but the weights, plans the run's
-    /// memory, renders prompts and grades the reference answers. Leaves nothing behind.
+    /// Opens the device, reads and checks everything that the configuration names except weights, plans memory, renders
+    /// prompts and grades the reference answers. Writes nothing.
     ///
     /// # Errors
     ///
     /// Those that [`build`](Self::build) gives before it loads weights.
     pub fn dry_run(mut self) -> Result<DryRun> {
-        let alone: Arc<dyn Collective> = Arc::new(Solo);
-        let session = self.open(&alone, ModelFiles::Tokenizer)?;
+        let solo: Arc<dyn Collective> = Arc::new(Solo);
+        let session = self.open(&solo, ModelFiles::Tokenizer)?;
         let (planned, _) = session.plan()?;
         let prompts = &session.data.prompts;
         let has_prompts = session.mode == Mode::Rl;
@@ -92,7 +92,7 @@ impl TrainerBuilder {
 /// The first prompts of the run, decoded from their tokens.
 fn rendered(session: &Session, prompts: &PromptDataset) -> Result<Vec<(String, usize)>> {
     let seed = session.config.trainer.seed;
-    (0..RENDERED)
+    (0..MAX_RENDERED)
         .map(|draw| {
             let Prompt { tokens, .. } = prompts.draw(seed, draw)?;
             Ok((session.source.tokenizer.decode(&tokens, false)?, tokens.len()))
@@ -100,32 +100,31 @@ fn rendered(session: &Session, prompts: &PromptDataset) -> Result<Vec<(String, u
         .collect()
 }
 
-/// Grades what the task itself says is right: a demonstration, or the answer in the usual forms. Rules that no
-/// completion can satisfy teach nothing.
+/// Grades the task's reference answers: a demonstration, or the answer in the usual forms. Rules that no completion can
+/// satisfy teach nothing.
 fn references(prompts: &PromptDataset, config: &RunConfig) -> Result<Option<References>> {
     let task = prompts.task();
-    let mut found = References::default();
+    let mut references = References::default();
     for split in [Split::Train, Split::Validation] {
-        let count = task.len(split).unwrap_or(GLANCE);
+        let count = task.len(split).unwrap_or(MAX_GRADED);
         for index in 0..count {
             let example = task.example(split, index)?;
             let Some(best) = best_of_references(task, &example, config.rollout.response_length)? else {
                 continue;
             };
-            found.graded += 1;
+            references.graded += 1;
             if best <= 0.0 {
-                found.unrewarded += 1;
-                if found.first.len() < NAMED {
-                    let reference = example.solution.unwrap_or(example.answer);
-                    found.first.push(reference);
+                references.unrewarded += 1;
+                if references.first.len() < MAX_UNREWARDED {
+                    references.first.push(example.solution.unwrap_or(example.answer));
                 }
             }
         }
     }
-    Ok((found.graded > 0).then_some(found))
+    Ok((references.graded > 0).then_some(references))
 }
 
-/// What the best form of an example's reference earns; none where it has no reference.
+/// Reward of the best form of an example's reference, if it has one.
 fn best_of_references(task: &dyn Task, example: &Example, max_tokens: usize) -> Result<Option<f64>> {
     let answer = &example.answer;
     let mut forms: Vec<String> = example.solution.iter().cloned().collect();
@@ -142,7 +141,7 @@ fn best_of_references(task: &dyn Task, example: &Example, max_tokens: usize) -> 
         let completion = Completion { text, tokens: &[], finished: true, max_tokens, in_thought: false };
         let reward = task.reward(example, &completion)?;
         if reward.parts.is_empty() {
-            // judged by models or programs alone
+            // scored only by models or programs
             return Ok(None);
         }
         best = Some(best.map_or(reward.total, |best: f64| best.max(reward.total)));
@@ -150,12 +149,11 @@ fn best_of_references(task: &dyn Task, example: &Example, max_tokens: usize) -> 
     Ok(best)
 }
 
-/// Bytes that the run folder will take: of each checkpoint that is kept the weights in f32, both moments and, in half
-/// precision, the masters, of policy and critic; one checkpoint more while the next is written; and the reference
-/// policy.
+/// Bytes of the run folder: for each kept checkpoint, and one more while the next is written, the f32 weights, both
+/// moments and, in half precision, the masters, of policy and critic; and the reference policy.
 fn disk_bytes(session: &Session, planned: &Planned) -> u64 {
     let (config, work) = (&session.config, &planned.request.workload);
-    let sizes = Sizes::of(&work.arch, work.lora.as_ref());
+    let sizes = Sizes::new(&work.arch, work.lora.as_ref());
     let masters = u64::from(config.precision.is_half());
     let policy = 4 * sizes.trained() * (3 + masters);
     let critics = u64::from(session.critic_source.is_some());

@@ -1,15 +1,21 @@
-//! Completions of held-out prompts, judged, and what they say together.
+//! Validation and evaluation: completions of validation prompts, their rewards, and the loss of validation examples.
 
-use super::gather::{PromptShard, all_played, all_samples, requests};
+use super::Trainer;
+use super::gather::{PromptShard, all_outcomes, all_samples, requests};
+use super::recovery::Recovery;
+use super::sampler::SamplingPolicy;
+use super::session::Session;
 use super::session::checks::check_reward_models;
 use super::turns::{ENVIRONMENT, EnvironmentSession, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
-use crate::metrics::{JudgedSample, Metrics, judged_metrics, validation_reward, validation_unjudged};
+use crate::metrics::{
+    JudgedSample, Metrics, Phase, ValidationReport, judged_metrics, validation_reward, validation_unjudged,
+};
 use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
-use crate::reward::{Answer, CompletionId, Progress, RewardManager, Surroundings};
+use crate::reward::{Answer, CompletionId, Programs, Progress, RewardManager, SharedResources};
 use crate::task::{Reading, Reward, Task};
 use crate::turns::{Outcome, TurnTemplate};
 use crate::world::World;
@@ -19,23 +25,23 @@ use firebrick_backends::accounts::Accounts;
 use firebrick_backends::device;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::profile;
-use firebrick_models::decoder::RankPart;
+use firebrick_models::Decoder;
+use firebrick_models::decoder::RankShard;
 use firebrick_models::random::DrawKey;
 use firebrick_models::tokenizer::Message;
-use firebrick_models::{Decoder, Tokenizer};
-use firebrick_sampler::{FinishReason, Generator, Sample, SamplingParams, SchedulerConfig};
+use firebrick_sampler::{FinishReason, Generator, Sample, SchedulerConfig};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What `firebrick eval` reports.
+/// Report of `firebrick eval`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
-    /// The task's name.
+    /// Name of the task.
     pub task: String,
-    /// Mean validation reward of the completions that have one; null where none has.
+    /// Mean validation reward of the completions that have one, if any.
     pub reward: Option<f64>,
-    /// Prompts judged.
+    /// Prompts evaluated.
     pub prompts: usize,
     /// Statistics by set, as validation reports them.
     pub metrics: Metrics,
@@ -76,24 +82,26 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
     let longest = data.validation.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
     check_reward_models(&config, &data, &source.tokenizer, longest)?;
-    let decoder = source.decoder(&config, RankPart::default(), &device)?;
+    let (decoder, world) = (source.decoder(&config, RankShard::default(), &device)?, World::default());
     let mut reward_manager = RewardManager::open(
+        Programs::open(data.task())?,
         data.task(),
-        Surroundings {
+        SharedResources {
             device: &device,
             memory: &config.memory,
             accounts: &Accounts::new(),
             log: None,
             precision: config.precision,
             tokenizer: &source.tokenizer,
-            world: &World::default(),
+            world: &world,
         },
     )?;
     let needs = config.objective.build()?.needs();
     let turns = turn_template(&config, needs, data.task(), &source)?;
-    let samples =
-        validation_samples(&decoder, &source, &data, turns.as_ref(), &config.rollout, &limits, &World::default())?;
-    let samples = judged(&mut reward_manager, &source, &data, &samples, &config.rollout, Progress::default())?;
+    let (data, source, rollout, turns) = (&data, &source, &config.rollout, turns.as_ref());
+    let evaluator = Evaluator { source, data, turns, rollout, world: &world };
+    let samples = evaluator.sample(&decoder, &limits)?;
+    let samples = evaluator.score(&mut reward_manager, &samples, Progress::default())?;
     let task = data.task().name();
     let reward = mean_reward(&samples);
     let mut metrics = judged_metrics(&judged_samples(&samples));
@@ -103,130 +111,129 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
 }
 
 /// Completions of validation prompts.
-pub(crate) struct ValidationSamples {
+struct ValidationSamples {
     samples: Vec<Sample>,
-    /// The prompts, where environments have added to them.
+    /// Prompts with additions of environments, if there are environments.
     prompts: Option<Vec<Prompt>>,
-    /// What came of each where it had an environment.
+    /// Outcome per completion, with environments.
     outcomes: Option<Vec<Outcome>>,
 }
 
-/// Completions of the validation prompts, `rollout.val_kwargs.n` of each; ranks share the prompts and have all
-/// completions. The same weights give the same ones at every step.
-pub(crate) fn validation_samples(
-    decoder: &Decoder,
-    source: &PolicySource,
-    data: &PromptDataset,
-    turns: Option<&TurnTemplate>,
-    rollout: &RolloutConfig,
-    limits: &SchedulerConfig,
-    world: &World,
-) -> Result<ValidationSamples> {
-    let (n, task) = (rollout.val_kwargs.n, data.task());
-    let sampling = rollout.validation(source.ends.ids.clone());
-    let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
-    let dealt = PromptShard::new(world, lengths, n * rollout.response_length);
-    let part = dealt.sampled.clone();
-    let own = &data.validation[part.clone()];
-    // step 0 is no step of training
-    let key = |prompt_index: u64| DrawKey { seed: 0, step: 0, prompt_index: prompt_index as u32, sample: 0 };
-    let first = part.start as u64;
-    let playing = EnvironmentSession::begin(turns, task, rollout, source, own, n, key(first))?;
-    let prompts = playing.prompts();
-    let requests = requests(prompts.as_deref().unwrap_or(own), first, key);
-    let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
-    let generated = playing.run(&generator, &requests, n, limits, |_| {})?;
-    let samples = all_samples(world, &dealt, generated.samples)?;
-    let played = prompts.zip(playing.outcomes());
-    let played = played.map(|own| all_played(world, &data.validation, own));
-    let (prompts, outcomes) = played.transpose()?.unzip();
-    Ok(ValidationSamples { samples, prompts, outcomes })
+/// Samples and scores completions of validation prompts.
+#[derive(Clone, Copy)]
+struct Evaluator<'a> {
+    source: &'a PolicySource,
+    data: &'a PromptDataset,
+    turns: Option<&'a TurnTemplate>,
+    rollout: &'a RolloutConfig,
+    world: &'a World,
 }
 
-/// Completions of prompts as the reward manager takes them, sampled with these parameters; `first` is the id of the
-/// first prompt's first completion.
-pub(crate) fn answers<'a>(
-    prompts: &'a [Prompt],
-    samples: &'a [Sample],
-    outcomes: Option<&'a [Outcome]>,
-    first: CompletionId,
-    reading: (&Tokenizer, &SamplingParams),
-) -> Result<Vec<Answer<'a>>> {
-    let outcome = |at: usize| outcomes.map(|own| &own[at]);
-    let numbered = samples.iter().enumerate();
-    numbered.map(|(at, sample)| Answer::decoded(prompts, sample, outcome(at), first, reading)).collect()
-}
+impl Evaluator<'_> {
+    /// Samples `rollout.val_kwargs.n` completions per prompt; ranks divide the prompts and all receive all completions.
+    /// The same weights give the same completions at every step.
+    fn sample(&self, decoder: &Decoder, limits: &SchedulerConfig) -> Result<ValidationSamples> {
+        let Self { source, data, turns, rollout, world } = *self;
+        let n = rollout.val_kwargs.n;
+        let sampling = rollout.validation(source.ends.ids.clone());
+        let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
+        let shard = PromptShard::new(world, lengths, n * rollout.response_length);
+        let prompts = &data.validation[shard.sampled.clone()];
+        // step 0 is no training step
+        let key = |prompt_index: u64| DrawKey { seed: 0, step: 0, prompt_index: prompt_index as u32, sample: 0 };
+        let first = shard.sampled.start as u64;
+        let begin =
+            |template| EnvironmentSession::begin(template, data.task(), rollout, source, prompts, n, key(first));
+        let environments = turns.map(begin).transpose()?;
+        let with_additions = environments.as_ref().map(EnvironmentSession::prompts);
+        let requests = requests(with_additions.as_deref().unwrap_or(prompts), first, key);
+        let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
+        let generated = match &environments {
+            Some(session) => session.run(&generator, &requests, n, limits, |_| {})?,
+            None => generator.run_with(&requests, n, limits, |_| {})?,
+        };
+        let samples = all_samples(world, &shard, generated.samples)?;
+        let outcomes = environments.map(EnvironmentSession::outcomes);
+        let gather = |session| all_outcomes(world, &data.validation, session);
+        let (prompts, outcomes) = with_additions.zip(outcomes).map(gather).transpose()?.unzip();
+        Ok(ValidationSamples { samples, prompts, outcomes })
+    }
 
-/// Completions of the validation prompts with their validation rewards. Where none has all of its rewards, it is an
-/// error.
-pub(crate) fn judged(
-    reward_manager: &mut RewardManager,
-    source: &PolicySource,
-    data: &PromptDataset,
-    sampled: &ValidationSamples,
-    rollout: &RolloutConfig,
-    progress: Progress,
-) -> Result<Vec<EvaluatedSample>> {
-    let prompts = sampled.prompts.as_ref().unwrap_or(&data.validation);
-    let (samples, outcomes) = (&sampled.samples, sampled.outcomes.as_deref());
-    let sampling = rollout.validation(source.ends.ids.clone());
-    let reading = (source.tokenizer.as_ref(), &sampling);
-    let answers = answers(prompts, samples, outcomes, CompletionId::default(), reading)?;
-    let mut rewards = reward_manager.score(data.task(), &answers, rollout.response_length, progress, None)?;
-    for (at, own) in outcomes.into_iter().flatten().enumerate() {
-        if let Some(reward) = own.reward {
-            rewards[at].add(ENVIRONMENT, reward, 1.0);
+    /// Scores completions. Returns an error if none has all of its rewards.
+    fn score(
+        &self,
+        reward_manager: &mut RewardManager,
+        sampled: &ValidationSamples,
+        progress: Progress,
+    ) -> Result<Vec<EvaluatedSample>> {
+        let Self { source, data, rollout, .. } = *self;
+        let prompts = sampled.prompts.as_ref().unwrap_or(&data.validation);
+        let (samples, outcomes) = (&sampled.samples, sampled.outcomes.as_deref());
+        let sampling = rollout.validation(source.ends.ids.clone());
+        let reading = (source.tokenizer.as_ref(), &sampling);
+        let numbered = samples.iter().enumerate();
+        let answers = numbered.map(|(at, sample)| {
+            let outcome = outcomes.map(|outcomes| &outcomes[at]);
+            Answer::decoded(prompts, sample, outcome, CompletionId::default(), reading)
+        });
+        let answers = answers.collect::<Result<Vec<_>>>()?;
+        let mut rewards = reward_manager.score(data.task(), &answers, rollout.response_length, progress, None)?;
+        for (outcome, completion) in outcomes.into_iter().flatten().zip(&mut rewards) {
+            if let Some(reward) = outcome.reward {
+                completion.add(ENVIRONMENT, reward, 1.0);
+            }
+            if let Some(reason) = &outcome.lost {
+                completion.lost = Some(format!("environment: {reason}"));
+            }
         }
-        if let Some(reason) = &own.lost {
-            rewards[at].lost = Some(format!("environment: {reason}"));
+        let lost = rewards.iter().zip(&answers).filter_map(|(reward, answer)| Some((answer, reward.lost.as_ref()?)));
+        let lost: Vec<_> = lost.collect();
+        if let Some((answer, reason)) = lost.first()
+            && lost.len() == answers.len()
+        {
+            let reason = format!("no validation completion has all its rewards; first failure: {reason}");
+            return Err(answer.failed(reason));
         }
+        let scored = answers.iter().zip(samples).zip(rewards);
+        let evaluated = scored.map(|((answer, sample), reward)| {
+            EvaluatedSample::new(data.validation_set(sample.request), answer, sample, reward)
+        });
+        Ok(evaluated.collect())
     }
-    let lost = rewards.iter().zip(&answers).filter_map(|(reward, answer)| Some((answer, reward.lost.as_ref()?)));
-    let lost: Vec<_> = lost.collect();
-    if let Some((answer, reason)) = lost.first()
-        && lost.len() == answers.len()
-    {
-        return Err(answer.failed(format!("no validation completion has all its rewards; first failure: {reason}")));
-    }
-    let each = answers.iter().zip(samples).zip(rewards);
-    let evaluated = each.map(|((answer, sample), reward)| {
-        EvaluatedSample::new(data.validation_set(sample.request), answer, sample, reward)
-    });
-    Ok(evaluated.collect())
 }
 
 /// A completion of a validation prompt with its reward.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvaluatedSample {
-    /// The set that its prompt belongs to: a named one, the row's `data_source`, or the task.
+    /// Set of its prompt: a named one, the row's `data_source`, or the task.
     pub set: String,
-    /// Index of the prompt among those that were evaluated.
+    /// Index of the prompt among the evaluated ones.
     pub index: usize,
     /// Index among the prompt's completions.
     pub sample: usize,
-    /// The prompt's text.
+    /// Text of the prompt.
     pub prompt: String,
-    /// The completion's text.
+    /// Text of the completion.
     pub completion: String,
-    /// The messages that it is made of, where it had an environment.
+    /// Messages of the completion, with an environment.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub turns: Vec<Message>,
     /// Ground truth.
     pub answer: String,
-    /// Reward; null where none applies, and no statistics count the sample.
+    /// Reward; null if none applies, which excludes the sample from statistics.
     pub reward: Option<f64>,
-    /// Its parts.
+    /// Parts of the reward.
     pub reward_parts: Vec<(String, f64)>,
-    /// Whether it is right, where a rule says so.
+    /// True if it is right, according to a rule.
     #[serde(rename = "acc")]
     pub correct: Option<bool>,
-    /// What rules read, beside the ground truth as they read it.
+    /// Answers that rules extracted from it, and the ground truth as they read it.
     pub readings: Vec<Reading>,
-    /// Why it ended.
+    /// Finish reason.
     pub finish: FinishReason,
     /// Completion tokens.
     pub tokens: usize,
-    /// Why a reward is missing that could not be computed: no statistics count the sample.
+    /// Error of a reward that could not be computed, which excludes the sample from statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_error: Option<String>,
 }
@@ -253,37 +260,83 @@ impl EvaluatedSample {
         }
     }
 
-    /// Whether no reward applies to it, though none is lost.
-    fn is_unjudged(&self) -> bool {
-        self.reward.is_none() && self.reward_error.is_none()
-    }
-
-    /// What statistics take of it: nothing where it has lost a reward or none applies.
+    /// The sample for statistics, if it has a reward and has lost none.
     fn judged(&self) -> Option<JudgedSample> {
-        let read = self.readings.first();
         Some(JudgedSample {
             set: self.set.clone(),
             prompt: self.index,
             reward: self.reward.filter(|_| self.reward_error.is_none())?,
             correct: self.correct,
-            vote: read.and_then(|reading| reading.parsed.clone()),
+            vote: self.readings.first().and_then(|reading| reading.parsed.clone()),
         })
     }
 }
 
-/// What statistics take of judged completions, those apart that have lost a reward or have none.
-pub(super) fn judged_samples(samples: &[EvaluatedSample]) -> Vec<JudgedSample> {
+/// Samples for statistics: those that have a reward and have lost none.
+fn judged_samples(samples: &[EvaluatedSample]) -> Vec<JudgedSample> {
     samples.iter().filter_map(EvaluatedSample::judged).collect()
 }
 
-/// The mean reward of judged completions, those apart that have lost a reward or have none; none where none is left.
+/// Mean reward of the samples that have one and have lost none, if any.
 pub(super) fn mean_reward(samples: &[EvaluatedSample]) -> Option<f64> {
-    let judged = samples.iter().filter_map(EvaluatedSample::judged);
-    let (count, total) = judged.fold((0, 0.0), |(n, sum), s| (n + 1, sum + s.reward));
+    let rewards = samples.iter().filter(|sample| sample.reward_error.is_none()).filter_map(|sample| sample.reward);
+    let (count, total) = rewards.fold((0, 0.0), |(count, total), reward| (count + 1, total + reward));
     (count > 0).then(|| total / f64::from(count))
 }
 
-/// How many completions have no reward, though they have lost none.
-pub(super) fn unjudged(samples: &[EvaluatedSample]) -> usize {
-    samples.iter().filter(|sample| sample.is_unjudged()).count()
+/// Number of samples to which no reward applies, though they have lost none.
+fn unjudged(samples: &[EvaluatedSample]) -> usize {
+    samples.iter().filter(|sample| sample.reward.is_none() && sample.reward_error.is_none()).count()
+}
+
+impl Trainer {
+    /// Validates and records the mean reward on the validation prompts, and in supervised training the loss of the
+    /// validation examples, if there are any.
+    pub(super) fn validate(&mut self) -> Result<()> {
+        let loss = match self.session.mode {
+            Mode::Rl => None,
+            Mode::Sft => self.validation_loss()?,
+        };
+        let has_prompts = !self.session.data.prompts.validation.is_empty();
+        let samples = has_prompts.then(|| self.validation_samples()).transpose()?;
+        let reward = samples.as_deref().and_then(mean_reward);
+        if let (None, Some(samples)) = (reward, &samples) {
+            tracing::warn!(
+                "step {}: no reward applies to any of the {} validation completions, so there is no validation reward",
+                self.finished_steps(),
+                samples.len()
+            );
+        }
+        let unjudged = samples.as_deref().map(unjudged);
+        let samples = samples.unwrap_or_default();
+        let Recovery { session, telemetry, state, .. } = &mut self.recovery;
+        let report = ValidationReport {
+            step: state.step,
+            timings: std::mem::take(&mut telemetry.timings),
+            task: session.data.prompts.task().name().to_owned(),
+            reward,
+            samples: judged_samples(&samples),
+            unjudged,
+            loss,
+        };
+        let values = telemetry.recorder.validation(&report, &telemetry.ledger.take())?;
+        state.add_validation(&values);
+        Ok(())
+    }
+
+    /// Samples and scores completions of the validation prompts, as many at a time as the current plan allows.
+    pub(super) fn validation_samples(&mut self) -> Result<Vec<EvaluatedSample>> {
+        let Self { session, scorer, recovery: run, .. } = self;
+        let Session { config, source, data, turns, world, .. } = session.as_ref();
+        let (data, rollout, turns) = (&data.prompts, &config.rollout, turns.as_ref());
+        let evaluator = Evaluator { source, data, turns, rollout, world };
+        let samples = run.recovering_phase(Phase::Validation, |run| {
+            let policy = SamplingPolicy::for_validation(run)?;
+            evaluator.sample(&policy.decoder, &policy.limits)
+        })?;
+        run.recovering_phase(Phase::ValidationReward, |run| {
+            let progress = scorer.progress(&run.state);
+            evaluator.score(&mut scorer.reward_manager, &samples, progress)
+        })
+    }
 }

@@ -7,7 +7,6 @@ mod dry_run;
 mod evaluate;
 mod gather;
 mod models;
-mod ranks;
 mod recovery;
 mod rl;
 mod sampler;
@@ -18,7 +17,6 @@ mod sft;
 mod telemetry;
 mod turns;
 mod updater;
-mod validate;
 
 #[cfg(test)]
 mod tests;
@@ -28,13 +26,13 @@ pub use dry_run::{DryRun, References};
 pub use evaluate::{EvaluatedSample, Evaluation, evaluate};
 pub use session::resume::Start;
 
-use crate::Result;
-use crate::checkpoint::TrainerState;
 use crate::config::Mode;
 use crate::metrics::timeline::Reason;
-use crate::metrics::{Control, StepMemory, StepReport, Summary, phase_memory};
+use crate::metrics::{Control, Metrics, StepMemory, StepReport, Summary, is_of_a_machine, metrics, phase_memory};
 use crate::world::World;
+use crate::{Error, Result};
 use firebrick_backends::memory::peak_resident_bytes;
+use firebrick_core::message;
 use firebrick_models::Decoder;
 use firebrick_spec::DeviceProfile;
 use recovery::Recovery;
@@ -46,34 +44,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use updater::Updater;
 
-/// Time between two questions to an observer that pauses the run.
+/// Time between polls of an observer that pauses the run.
 const PAUSE_POLL: Duration = Duration::from_millis(50);
 
-/// A run: what it is made of, the parts that a step goes through, and where it stands.
+/// A run: its session, the parts that a step goes through, and its state.
 pub struct Trainer {
     session: Arc<Session>,
     sampler: Sampler,
     scorer: Scorer,
     updater: Updater,
-    /// The models, and the phases that run on them.
+    /// Models, state, and the phases that run on them.
     recovery: Recovery,
-    state: TrainerState,
-    /// Whether it continues from a checkpoint.
+    /// True if it continues from a checkpoint.
     resumed: bool,
-    /// Whether what comes before the first step is done.
+    /// True once the work before the first step is done.
     started: bool,
 }
 
 impl Trainer {
-    /// Runs to the end, or until the observer says [`Control::Stop`]: what comes before the first step, the steps with
-    /// their validations and checkpoints, the summary. Between two steps the observer may steer the run.
+    /// Runs to the end, or until the observer returns [`Control::Stop`]: the work before the first step, the steps with
+    /// their validations and checkpoints, the summary. Between steps the observer may steer the run.
     ///
     /// # Errors
     ///
-    /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan,
-    /// or gradients stay non-finite. The run can then continue from its last checkpoint.
+    /// If a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan, or
+    /// gradients stay non-finite. The run can then continue from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
-        let done = if self.has_nothing_to_do() {
+        let has_ended = self.resumed && !self.started && self.finished_steps() >= self.session.steps;
+        let done = if has_ended {
             self.end_again()
         } else {
             let begun = self.begin();
@@ -82,20 +80,15 @@ impl Trainer {
         self.broadcast_failure(done)
     }
 
-    /// Whether it continues from a checkpoint that is not before its last step.
-    fn has_nothing_to_do(&self) -> bool {
-        self.resumed && !self.started && self.state.step >= self.session.steps
-    }
-
-    /// The end of a resumed run that had ended before. What it left stays as it is.
+    /// Ends a resumed run that has done all of its steps. Its files stay as they are.
     fn end_again(&mut self) -> Result<Summary> {
         // it may have been killed between the last checkpoint and the end
-        let ended = self.recovery.telemetry.recorder.run().path().join("summary.json").exists();
-        if self.session.world.of_main(ended)? { Ok(self.summary()) } else { self.finish() }
+        let ended = self.recovery.telemetry.recorder.run.path().join("summary.json").exists();
+        if self.session.world.broadcast(ended)? { Ok(self.summary()) } else { self.finish() }
     }
 
     fn run_steps(&mut self) -> Result<Summary> {
-        while self.state.step < self.session.steps {
+        while self.finished_steps() < self.session.steps {
             self.step()?;
             if self.control()?.is_break() {
                 break;
@@ -107,15 +100,15 @@ impl Trainer {
     /// Sends an error that ends the run to the other ranks.
     fn broadcast_failure<T>(&self, done: Result<T>) -> Result<T> {
         if let Err(error) = &done {
-            self.session.world.give_up(error);
+            self.session.world.abort(error);
         }
         done
     }
 
-    /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; before the
-    /// first one, what comes before it. `while trainer.finished_steps() < trainer.steps() { trainer.step()?; }` and
-    /// [`finish`](Self::finish) leave what [`run`](Self::run) leaves. The observer is told of all that happens;
-    /// [`run`](Self::run) alone asks it between steps what to do ([`Control`]), since here the caller decides.
+    /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; the first
+    /// call also does the work before the first step. `while trainer.finished_steps() < trainer.steps() {
+    /// trainer.step()?; }` and [`finish`](Self::finish) write the files that [`run`](Self::run) writes. The observer
+    /// receives all events, but only [`run`](Self::run) asks it for a [`Control`], since here the caller decides.
     ///
     /// # Errors
     ///
@@ -129,7 +122,7 @@ impl Trainer {
     fn next_step(&mut self) -> Result<StepReport> {
         self.begin()?;
         let started = Instant::now();
-        let step = self.state.step + 1;
+        let step = self.finished_steps() + 1;
         self.recovery.step = step;
         self.recovery.telemetry.begin_step(step);
         let mode = self.session.mode;
@@ -142,7 +135,7 @@ impl Trainer {
         let mut report = stepped?;
         report.seconds = seconds;
         self.count_step(report.seconds);
-        self.recovery.release_spared(&self.state)?;
+        self.recovery.release_spared()?;
         report.step = step;
         let telemetry = &mut self.recovery.telemetry;
         report.timings = std::mem::take(&mut telemetry.timings);
@@ -170,7 +163,7 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// Where the file cannot be written, or a rank has failed or is gone.
+    /// If the file cannot be written, or a rank has failed or is gone.
     pub fn finish(&mut self) -> Result<Summary> {
         let telemetry = &mut self.recovery.telemetry;
         if telemetry.snapshots.is_owed() {
@@ -184,19 +177,17 @@ impl Trainer {
         Ok(summary)
     }
 
-    /// Steps that have been run, in earlier sessions too.
-    #[must_use]
+    /// Finished steps, earlier sessions included.
     pub fn finished_steps(&self) -> u64 {
-        self.state.step
+        self.recovery.state.step
     }
 
     /// Steps of the whole run.
-    #[must_use]
     pub fn steps(&self) -> u64 {
         self.session.steps
     }
 
-    /// Does what the observer asks for between two steps.
+    /// Obeys the observer between two steps.
     fn control(&mut self) -> Result<ControlFlow<()>> {
         let mut saved = false;
         loop {
@@ -206,7 +197,7 @@ impl Trainer {
                     std::thread::sleep(PAUSE_POLL);
                     saved = false;
                 }
-                // one that answers this whenever it is asked wants a checkpoint after every step
+                // an observer that always returns this wants a checkpoint after every step
                 Control::Save if saved => return Ok(ControlFlow::Continue(())),
                 Control::Save => {
                     self.save()?;
@@ -220,62 +211,57 @@ impl Trainer {
         }
     }
 
-    /// Brings what checkpoints keep of the run up to date with a step that has ended.
+    /// Updates the state with a step that has ended.
     fn count_step(&mut self, seconds: f64) {
-        let Self { state, recovery, .. } = self;
+        let Recovery { state, telemetry, models, .. } = &mut self.recovery;
         state.step += 1;
         state.seconds += seconds;
-        state.peak_bytes = recovery.telemetry.ledger.peak_bytes();
-        let optimizer = &recovery.models.policy.optimizer;
+        state.peak_bytes = telemetry.ledger.peak_bytes();
+        let optimizer = &models.policy.optimizer;
         (state.optimizer_steps, state.loss_scale) = (optimizer.steps(), optimizer.scaler());
-        if let Some(critic) = &recovery.models.critic {
+        if let Some(critic) = &models.critic {
             let optimizer = &critic.optimizer;
             (state.critic_steps, state.critic_loss_scale) = (optimizer.steps(), optimizer.scaler());
         }
     }
 
-    /// Whether what is done every `freq` steps (0: at the end only) is due after the step that has ended.
+    /// Returns true if work of every `freq` steps (0: only after the last) is due after the finished step.
     fn is_due(&self, freq: u64) -> bool {
-        let step = self.state.step;
+        let step = self.finished_steps();
         step == self.session.steps || (freq > 0 && step.is_multiple_of(freq))
     }
 
-    /// The ranks of the run.
-    #[must_use]
+    /// Ranks of the run.
     pub fn world(&self) -> &World {
         &self.session.world
     }
 
-    /// The policy as it stands on this rank. Where ranks share out weights (`memory.zero_stage: 3`), matrices
-    /// (`memory.tensor_model_parallel_size`) or layers (`memory.pipeline_model_parallel_size`) this may be a part of
-    /// it: [`whole_policy`](Self::whole_policy) is all of it.
-    #[must_use]
+    /// The policy on this rank. With sharded weights (`memory.zero_stage: 3`), matrices
+    /// (`memory.tensor_model_parallel_size`) or layers (`memory.pipeline_model_parallel_size`) it may be a shard:
+    /// [`whole_policy`](Self::whole_policy) is all of it.
     pub fn policy(&self) -> &Decoder {
         self.recovery.models.policy.decoder()
     }
 
-    /// The whole policy as it stands, on every rank. All ranks of the run call it together. Where they share matrices
-    /// it is put together in host memory; else it shares its weights with [`policy`](Self::policy), which the next step
-    /// divides again.
+    /// The whole policy, on every rank. All ranks of the run call it together. With tensor parallelism it is assembled
+    /// in host memory; else it shares its weights with [`policy`](Self::policy), which the next step shards again.
     ///
     /// # Errors
-    /// Where memory runs out, the device fails, or a rank has failed or is gone.
+    /// If memory runs out, the device fails, or a rank has failed or is gone.
     pub fn whole_policy(&mut self) -> Result<Decoder> {
         let model = &mut self.recovery.models.policy.model;
         model.make_whole()?;
         Ok(model.assembled(true)?.unwrap_or_else(|| model.decoder.clone()))
     }
 
-    /// How fast and how large the device is, as the planner sees it.
-    #[must_use]
+    /// Speed and size of the device, as the planner sees it.
     pub fn profile(&self) -> &DeviceProfile {
         &self.recovery.planned.request.profile
     }
 
     fn summary(&mut self) -> Summary {
-        let Self { session, recovery, state, .. } = self;
-        let predicted = recovery.planned.estimate();
-        let ledger = &mut recovery.telemetry.ledger;
+        let Recovery { session, planned, telemetry, state, .. } = &mut self.recovery;
+        let (predicted, ledger) = (planned.estimate(), &mut telemetry.ledger);
         Summary {
             steps: state.step,
             seconds: state.seconds,
@@ -285,12 +271,54 @@ impl Trainer {
             predicted_peak_bytes: Some(predicted.peak_bytes),
             measured_peak_bytes: ledger.peak_bytes(),
             rank_peak_bytes: Vec::new(),
-            memory: phase_memory(&predicted, ledger.phases()),
-            replans: recovery.planned.replans,
+            memory: phase_memory(&predicted, &ledger.phases),
+            replans: planned.replans,
             peak_resident_bytes: peak_resident_bytes(),
             device: session.info.device.to_string(),
             precision: session.config.precision.name(),
             skipped_steps: state.skipped_steps,
         }
+    }
+
+    /// Polls the observer of rank 0; all ranks get its answer.
+    fn poll_observer(&mut self) -> Result<Control> {
+        const ALL: [Control; 4] = [Control::Continue, Control::Pause, Control::Save, Control::Stop];
+        let control = self.recovery.telemetry.recorder.control();
+        if self.session.world.is_solo() {
+            return Ok(control);
+        }
+        let control = self.session.world.broadcast(control as u8)?;
+        Ok(ALL[usize::from(control).min(ALL.len() - 1)])
+    }
+
+    /// Returns an error if ranks differ in the rollouts of a step or in a metric other than times and memory: they
+    /// would train different models. Micro-batches follow from sequences and plan.
+    fn compare(&self, report: &StepReport) -> Result<()> {
+        if self.session.world.is_solo() {
+            return Ok(());
+        }
+        let mut metrics: Metrics = metrics(report);
+        metrics.retain(|name, _| !is_of_a_machine(name));
+        let trained = report.rollout.iter().flat_map(|sampled| &sampled.rollouts);
+        let trained = trained.map(|r| (r.prompt_index, r.sample, &r.prompt, &r.completion, r.reward));
+        let bytes = message::encode(&(&metrics, trained.collect::<Vec<_>>()))?;
+        let advice =
+            "the ranks have drifted apart; resume from the last checkpoint, and report it with the configuration";
+        let same = self.session.world.same("a sequence or a metric of the step", advice, &bytes);
+        let Err(Error::Ranks(message)) = same else {
+            return same;
+        };
+        // every rank is here
+        let ranks = self.session.world.gather::<Metrics>(&metrics)?;
+        let other = ranks.iter().enumerate().find_map(|(rank, metrics)| {
+            let pairs = ranks[0].iter().zip(metrics);
+            let mut different = pairs.filter(|(a, b)| a.0 != b.0 || a.1.to_bits() != b.1.to_bits());
+            different.next().map(|(a, b)| format!("{} is {} on rank 0 and {} is {} on rank {rank}", a.0, a.1, b.0, b.1))
+        });
+        Err(Error::Phase {
+            phase: "comparison of ranks",
+            step: report.step,
+            detail: format!("{message} ({})", other.unwrap_or_else(|| "their sequences differ".into())),
+        })
     }
 }

@@ -1,7 +1,7 @@
-//! The models of a run, and how they are loaded: fresh, or from the checkpoint that the run continues from.
+//! The models of a run and their loading, fresh or from the checkpoint that the run continues from.
 
 use super::attempt::{agreed_attempt, attempt};
-use super::session::resume::Found;
+use super::session::resume::RunFiles;
 use super::session::{Planned, Session};
 use crate::Result;
 use crate::checkpoint::trainer_state::{self, TrainerState};
@@ -12,13 +12,13 @@ use crate::learner::Learner;
 use crate::metrics::Phase;
 use crate::optim::Scaler;
 use crate::plan::{ModelPlan, Plan, Role, Zero};
-use crate::reward::{Programs, RewardManager, Surroundings};
+use crate::reward::{Programs, RewardManager, SharedResources};
 use crate::world::World;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::out_of_memory::Watch;
-use firebrick_models::decoder::{RankPart, ValueRange};
+use firebrick_models::decoder::{RankShard, ValueRange};
 use firebrick_models::unit::UnitKind;
 use firebrick_models::{Checkpoint, Decoder};
 use std::path::{Path, PathBuf};
@@ -30,14 +30,14 @@ pub(super) const CRITIC: &str = "critic";
 /// Folder of the reference policy in the run folder.
 pub(super) const REFERENCE: &str = "reference";
 
-/// The models of a run, each where the phase at hand needs it.
+/// The models of a run.
 pub(super) struct Models {
     pub policy: Learner,
-    /// A critic of its own.
+    /// A separate critic.
     pub critic: Option<Learner>,
-    /// A reference policy of its own; with adapters it is the policy with them off.
+    /// A separate reference policy; with adapters it is the policy without them.
     pub reference: Option<ResidentModel>,
-    /// The rows of the data, as the accounts count them.
+    /// Account of the data's rows.
     _rows: MemoryGuard,
 }
 
@@ -51,9 +51,9 @@ impl Models {
         }
     }
 
-    /// Brings every model to where a phase needs it: first away, then here.
+    /// Places every model for a phase; models that leave the device move first.
     pub fn place(&mut self, phase: Phase, world: &World) -> Result<()> {
-        // without a model of its own the reference is the policy with its adapters off
+        // without a separate model, the reference is the policy without its adapters
         let reference = if self.reference.is_some() { Role::Reference } else { Role::Policy };
         let on_groups = world.sampling_size() > 1 || world.tensor_size() > 1;
         let residency = |role| {
@@ -62,20 +62,20 @@ impl Models {
                 used => role == *used,
             });
             match by_phase {
-                // what samples is made from the weights where they wait
+                // the sampling shard is made from idle weights
                 Some((_, Residency::Rollout)) if on_groups => Residency::Idle,
-                Some((_, now)) => *now,
+                Some((_, residency)) => *residency,
                 None => Residency::Idle,
             }
         };
         let critic = self.critic.as_mut().map(|critic| &mut critic.model);
         let models = [Some(&mut self.policy.model), self.reference.as_mut(), critic].into_iter().flatten();
         let mut models: Vec<_> = models.map(|model| (residency(model.role()), model)).collect();
-        models.sort_by_key(|(now, _)| *now != Residency::Idle);
-        models.into_iter().try_for_each(|(now, model)| model.set_residency(now))
+        models.sort_by_key(|(residency, _)| *residency != Residency::Idle);
+        models.into_iter().try_for_each(|(residency, model)| model.set_residency(residency))
     }
 
-    /// Takes another plan; what optimizers have learnt stays.
+    /// Takes another plan; optimizer state stays.
     pub fn replan(&mut self, plan: &Plan) -> Result<()> {
         self.policy.runtime.forget_graphs();
         self.policy.replan(plan.policy())?;
@@ -88,43 +88,42 @@ impl Models {
         Ok(())
     }
 
-    /// Waits until everything is where it was loaded to. What was refused memory says so when it is read, which may be
-    /// in an update that cannot be run again.
+    /// Waits for all loads. A tensor that was refused memory reports it when it is read, which must not happen in an
+    /// update that cannot be repeated.
     fn check_computed(&self) -> Result<()> {
         self.policy.check_computed()?;
         if let Some(critic) = &self.critic {
             critic.check_computed()?;
         }
-        match &self.reference {
-            Some(reference) => Ok(reference.decoder.check_computed()?),
-            None => Ok(()),
+        if let Some(reference) = &self.reference {
+            reference.decoder.check_computed()?;
         }
+        Ok(())
     }
 }
 
-/// What a run starts with.
+/// Models and rewards at the start of a run.
 pub(super) struct Loaded {
     pub models: Models,
     pub reward_manager: RewardManager,
-    /// What is held at the boundaries of the run.
     pub log: Arc<BoundaryLog>,
-    /// The checkpoint that the run continues from.
+    /// Checkpoint that the run continues from.
     checkpoint: Option<PathBuf>,
 }
 
 impl Loaded {
-    /// Loads what the run starts with and restores what its checkpoint keeps beside the weights. Where memory runs out,
-    /// under the next cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
+    /// Loads models and restores the state of their checkpoint, under the next cheaper plan if memory runs out. Returns
+    /// the initial state of the run, and true if it is a checkpoint's.
     pub fn begin(
         session: &Session,
         planned: &mut Planned,
-        found: &Found,
+        run_files: &RunFiles,
         programs: &Programs,
     ) -> Result<(Self, TrainerState, bool)> {
         loop {
             let attempt = attempt(|| {
                 let watch = Watch::start(&session.device)?;
-                let mut loaded = Self::load(session, planned, found, programs)?;
+                let mut loaded = Self::load(session, planned, run_files, programs)?;
                 let (state, resumed) = loaded.restore(session.mode)?;
                 watch.finish()?;
                 loaded.models.check_computed()?;
@@ -137,11 +136,11 @@ impl Loaded {
         }
     }
 
-    /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.
-    fn load(session: &Session, planned: &Planned, found: &Found, programs: &Programs) -> Result<Self> {
+    /// Loads the weights of the newest checkpoint, or those of the configuration.
+    fn load(session: &Session, planned: &Planned, run_files: &RunFiles, programs: &Programs) -> Result<Self> {
         let (config, plan) = (&session.config, &planned.plan);
         let (runtime, log) = runtime(session, plan);
-        let around = Surroundings {
+        let shared = SharedResources {
             device: &session.device,
             memory: &config.memory,
             accounts: &runtime.accounts,
@@ -151,39 +150,36 @@ impl Loaded {
             world: &session.world,
         };
         let reward_manager = if session.judges() {
-            RewardManager::with(programs.clone(), session.data.prompts.task(), around)?
+            RewardManager::open(programs.clone(), session.data.prompts.task(), shared)?
         } else {
             RewardManager::default()
         };
-        let checkpoint = found.checkpoint.as_ref().map(|(_, folder)| folder.clone());
+        let checkpoint = run_files.checkpoint.as_ref().map(|(_, folder)| folder.clone());
         let rows =
             runtime.accounts.hold(Category::Buffers, Home::Host, session.data.prompts.task().held_bytes() as usize);
         let values = kept_values(plan.policy(), session.source.checkpoint.arch(), &session.world);
-        let part = if keeps_whole_policy(plan, checkpoint.is_some()) {
-            RankPart::default()
-        } else {
-            own_part(&session.world, &values)
-        };
+        let whole = loads_whole_policy(plan, checkpoint.is_some());
+        let part = if whole { RankShard::default() } else { rank_part(&session.world, &values) };
         let decoder = match &checkpoint {
             Some(dir) => session.source.saved(config, dir, part, &session.device)?,
             None => session.source.decoder(config, part, &session.device)?,
         };
         let mut policy = policy_learner(session, plan, decoder, part, runtime)?;
-        // each model makes room for the next one, as it does in the phases
+        // each model makes room for the next one, as in the phases
         policy.model.set_residency(Residency::Idle)?;
         let mut critic = critic_learner(session, plan, &policy, checkpoint.as_deref())?;
         if let Some(critic) = &mut critic {
             critic.model.set_residency(Residency::Idle)?;
         }
-        let kept = found.run.as_ref().filter(|_| checkpoint.is_some());
+        let kept = run_files.folder.as_ref().filter(|_| checkpoint.is_some());
         let reference = reference(session, plan, &policy, kept)?;
         policy.model.set_residency(Residency::Idle)?;
         let models = Models { policy, critic, reference, _rows: rows };
         Ok(Self { models, reward_manager, log, checkpoint })
     }
 
-    /// Where the run continues from a checkpoint, restores what that keeps beside the weights. Gives the state that the
-    /// run begins with, and whether it is a checkpoint's.
+    /// Restores the state of the checkpoint, if the run continues from one. Returns the initial state of the run, and
+    /// true if it is a checkpoint's.
     fn restore(&mut self, mode: Mode) -> Result<(TrainerState, bool)> {
         let Some(checkpoint) = &self.checkpoint else {
             return Ok((TrainerState::new(mode), false));
@@ -202,20 +198,18 @@ impl Loaded {
     }
 }
 
-/// Whether a rank loads all of the policy: a reference policy keeps what ranks share out of the policy, or the other
-/// way round.
-fn keeps_whole_policy(plan: &Plan, resumed: bool) -> bool {
-    let shares = |own: &ModelPlan| own.zero == Zero::Stage3;
-    let unlike = |reference: &ModelPlan| shares(reference) != shares(plan.policy());
-    !resumed && plan.reference().is_some_and(unlike)
+/// Returns true if a rank loads the whole policy: if only one of policy and reference policy is sharded.
+fn loads_whole_policy(plan: &Plan, resumed: bool) -> bool {
+    let sharded = |model: &ModelPlan| model.zero == Zero::Stage3;
+    !resumed && plan.reference().is_some_and(|reference| sharded(reference) != sharded(plan.policy()))
 }
 
-/// What this rank has of a model that it loads, given what it keeps of a parameter.
-fn own_part<'a>(world: &World, values: &'a dyn Fn(UnitKind, usize) -> Option<ValueRange>) -> RankPart<'a> {
-    RankPart { share: world.tensor_share(), values: Some(values) }
+/// This rank's part of a model, given the values that it keeps of a parameter.
+fn rank_part<'a>(world: &World, values: &'a dyn Fn(UnitKind, usize) -> Option<ValueRange>) -> RankShard<'a> {
+    RankShard { share: world.tensor_share(), values: Some(values) }
 }
 
-/// What all learners of a run share, with the log of its boundaries.
+/// Runtime that all learners of a run share, with its boundary log.
 fn runtime(session: &Session, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
     let config = &session.config;
     let runtime = Runtime::new(&session.device)
@@ -236,43 +230,42 @@ fn runtime(session: &Session, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
     (runtime, log)
 }
 
-/// The policy with its optimizer; with a value head, where the critic shares its trunk.
+/// The policy with its optimizer, and with a value head if the critic shares its trunk.
 fn policy_learner(
     session: &Session,
     plan: &Plan,
     decoder: Decoder,
-    part: RankPart<'_>,
+    part: RankShard<'_>,
     runtime: Runtime,
 ) -> Result<Learner> {
     let (config, optim) = (&session.config, session.optimizer().clone());
     let learner = |decoder| {
-        let decoder = own_share(decoder, &session.world)?;
-        let mut own = Learner::new(decoder, plan.policy().clone(), optim, runtime);
-        own.router_aux_loss_coef = config.model.router_aux_loss_coef;
-        Ok(own)
+        let decoder = rank_share(decoder, &session.world)?;
+        let mut learner = Learner::new(decoder, plan.policy().clone(), optim, runtime);
+        learner.router_aux_loss_coef = config.model.router_aux_loss_coef;
+        Ok(learner)
     };
     match config.shared_critic().filter(|_| session.mode == Mode::Rl) {
         Some(critic) => {
-            let own = learner(decoder.with_joint_value_head(part, config.trainer.seed))?;
-            Ok(own.with_value_rate(critic.value_rate(&config.optim)))
+            let policy = learner(decoder.with_joint_value_head(part, config.trainer.seed))?;
+            Ok(policy.with_value_rate(critic.value_rate(&config.optim)))
         }
         None => learner(decoder),
     }
 }
 
-/// This rank's share of a model, where ranks share matrices; the model with its stage, where these divide the layers;
-/// else the model.
-pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
+/// This rank's tensor-parallel share or pipeline stage of a model; else the model.
+fn rank_share(decoder: Decoder, world: &World) -> Result<Decoder> {
     if let Some(stage) = world.pipeline_stage() {
-        return Ok(decoder.in_stage(stage)?);
+        return Ok(decoder.with_stage(stage)?);
     }
     match world.tensor_share() {
-        Some(share) if decoder.share().is_none() => Ok(decoder.trained_share(share)?),
+        Some(share) if decoder.share().is_none() => Ok(decoder.training_shard(share)?),
         _ => Ok(decoder),
     }
 }
 
-/// A critic of its own, fresh or with the weights of a checkpoint.
+/// A separate critic, fresh or with the weights of a checkpoint.
 fn critic_learner(
     session: &Session,
     plan: &Plan,
@@ -287,17 +280,17 @@ fn critic_learner(
         Some(dir) => {
             let folder = dir.join("trainer").join(CRITIC);
             let values = kept_values(plan, &source.arch(), &session.world);
-            let saved = source.saved(&folder, own_part(&session.world, &values), &session.device)?;
-            own_share(saved, &session.world)?
+            let saved = source.saved(&folder, rank_part(&session.world, &values), &session.device)?;
+            rank_share(saved, &session.world)?
         }
         None => fresh_critic(source, plan, &policy.model, session.config.trainer.seed)?,
     };
-    let (optim, runtime) = (config.optim.clone(), policy.runtime.of_critic());
+    let (optim, runtime) = (config.optim.clone(), policy.runtime.for_critic());
     let critic = Learner::for_role(Role::Critic, decoder, plan.clone(), optim, runtime);
     Ok(Some(critic))
 }
 
-/// This rank's part of a critic that has not been trained yet, which may start from the policy.
+/// This rank's part of an untrained critic, which may start from the policy.
 pub(super) fn fresh_critic(
     source: &CriticSource,
     plan: &ModelPlan,
@@ -306,12 +299,11 @@ pub(super) fn fresh_critic(
 ) -> Result<Decoder> {
     let world = policy.world();
     let values = kept_values(plan, &source.arch(), world);
-    let part = own_part(world, &values);
-    let decoder = source.start(&policy.read_together(), part, seed)?;
-    own_share(decoder, world)
+    let decoder = source.start(&policy.read_together(), rank_part(world, &values), seed)?;
+    rank_share(decoder, world)
 }
 
-/// A reference policy of its own: the policy as it is, or the one that a resumed run keeps in its folder.
+/// A separate reference policy: the policy, or the one in the folder of a resumed run.
 fn reference(
     session: &Session,
     plan: &Plan,
@@ -326,13 +318,12 @@ fn reference(
         Some(run) => {
             let saved = Checkpoint::open(&run.path().join(REFERENCE))?.in_precision(policy.decoder().arch().precision);
             let values = kept_values(plan, saved.arch(), &session.world);
-            let saved = saved.load_part(own_part(&session.world, &values), runtime.device())?;
-            own_share(saved, &session.world)?
+            let saved = saved.load_shard(rank_part(&session.world, &values), runtime.device())?;
+            rank_share(saved, &session.world)?
         }
         None => policy.decoder().clone(),
     };
-    let (plan, accounts) = (plan.clone(), &runtime.accounts);
-    let model = ResidentModel::new(decoder, plan, Role::Reference, accounts);
+    let model = ResidentModel::new(decoder, plan.clone(), Role::Reference, &runtime.accounts);
     Ok(Some(model.shared_by(&session.world)))
 }
 

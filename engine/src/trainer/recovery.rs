@@ -1,8 +1,8 @@
-//! How work runs on the models, and what happens where it cannot go on: where memory runs out it is done again under the
-//! next cheaper plan, and a run that ends says which checkpoint to continue from.
+//! Phases on the models, and recovery: if memory runs out, a phase runs again under the next cheaper plan, and the
+//! error that ends a run names the checkpoint to continue from.
 //!
-//! Nothing of a failed attempt stays: accumulators are dropped with it, and weights change only once all gradients are
-//! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
+//! A failed attempt leaves nothing behind: its accumulators are dropped, and weights change only once all gradients
+//! exist. Normalizers are fixed per optimizer step, so another division into micro-batches is the same step.
 
 use super::attempt::{Replay, agreed_attempt, attempt};
 use super::models::Models;
@@ -23,21 +23,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The models under their plan, and the phases that run on them.
+/// The models under their plan, the state of the run, and the phases that run on them.
 pub(super) struct Recovery {
     pub session: Arc<Session>,
     pub models: Models,
     pub planned: Planned,
     pub telemetry: Telemetry,
-    /// The checkpoints that a run which ends can continue from.
+    /// State that checkpoints keep.
+    pub state: TrainerState,
+    /// Checkpoints that a failed run can continue from.
     pub checkpoints: Checkpoints,
-    /// The step that phases belong to: 0 before the first.
+    /// Step that phases belong to: 0 before the first.
     pub step: u64,
 }
 
 impl Recovery {
-    /// Brings the models to where a phase needs them and runs work that can be run again from its start. Where memory
-    /// runs out, it is: under the next cheaper plan, until it gets by or no plan is left.
+    /// Places the models for a phase and runs repeatable work. If memory runs out, repeats it under the next cheaper
+    /// plan, until it succeeds or no plan is left.
     pub fn recovering<T>(&mut self, phase: Phase, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
         let session = Arc::clone(&self.session);
         loop {
@@ -57,8 +59,8 @@ impl Recovery {
         }
     }
 
-    /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a
-    /// backend's panic into an error that names it.
+    /// Runs one phase: places the models, times it, reads memory at its end, and turns a backend's panic into an error
+    /// that names the phase.
     pub fn phase<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.clean_up();
         let step = self.step;
@@ -107,14 +109,13 @@ impl Recovery {
         }
     }
 
-    /// Runs a phase whose whole work can be run again, and is where memory runs out: see
-    /// [`recovering`](Self::recovering).
+    /// Runs a phase whose whole work is repeatable: see [`recovering`](Self::recovering).
     pub fn recovering_phase<T>(&mut self, phase: Phase, work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
-        self.phase(phase, |t| t.recovering(phase, work))
+        self.phase(phase, |run| run.recovering(phase, work))
     }
 
-    /// Gives the pools' free pages back where a setting says so. Pools that keep pages for another phase's shapes cost
-    /// reserved bytes; giving them back costs the time of allocating again.
+    /// Releases the pools' free pages as often as `memory.cleanup_every` says. Kept pages cost reserved bytes, released
+    /// ones the time of allocating again.
     fn clean_up(&self) {
         let every = self.session.config.memory.cleanup_every;
         if every > 0 && self.step.is_multiple_of(every) {
@@ -122,8 +123,8 @@ impl Recovery {
         }
     }
 
-    /// Runs work that changes weights and so cannot be run again. Where memory runs out, the run ends, and its message
-    /// says how to go on from the last checkpoint.
+    /// Runs work that changes weights, which cannot be repeated. If memory runs out, the run ends with a message that
+    /// tells how to resume from the last checkpoint.
     pub fn run_irreversible<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Models) -> Result<T>) -> Result<T> {
         let attempt = attempt(|| {
             let watch = Watch::start(&self.session.device)?;
@@ -141,7 +142,7 @@ impl Recovery {
         }
     }
 
-    /// Whether a phase's work changes nothing before it ends.
+    /// Repeatability of a phase: its work must change nothing before it ends.
     fn replay(&self, phase: Phase) -> Replay {
         let updated = phase.updates().and_then(|role| self.planned.plan.models.get(&role));
         if updated.is_some_and(|plan| plan.optimizer.in_backward) {
@@ -151,20 +152,20 @@ impl Recovery {
         }
     }
 
-    /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what
+    /// Checks memory after work that cannot be repeated: above the limit, the next cheaper plan applies to what
     /// follows.
     pub fn check_after(&mut self, phase: Phase) -> Result<()> {
-        let own = match self.models.policy.runtime.check() {
+        let checked = match self.models.policy.runtime.check() {
             Err(Error::OutOfMemory(what)) => Ok(Err(what)),
             other => other.map(Ok),
         };
-        match agreed_attempt(&self.session.world, own)? {
+        match agreed_attempt(&self.session.world, checked)? {
             Err(what) => self.replan_after_oom(phase, what, self.replay(phase)),
             Ok(()) => Ok(()),
         }
     }
 
-    /// Takes the next cheaper plan, or says why not and what would help.
+    /// Takes the next cheaper plan, or returns an error with the reason and a remedy.
     fn replan_after_oom(&mut self, phase: Phase, mut what: Box<OutOfMemory>, replay: Replay) -> Result<()> {
         let replay = replay.after(&what.cause);
         let runtime = &self.models.policy.runtime;
@@ -173,7 +174,11 @@ impl Recovery {
         if what.ranked.is_empty() {
             what.ranked = runtime.accounts.ranked();
         }
-        let failure = PlanFailure { phase: phase.estimated(), used: what.in_use_bytes(), limit: what.limit_bytes() };
+        let failure = PlanFailure {
+            phase: phase.estimates().first().copied(),
+            used: what.in_use_bytes(),
+            limit: what.limit_bytes(),
+        };
         let mut tried: Option<Fit> = None;
         loop {
             let Planned { request, plan, .. } = &self.planned;
@@ -201,6 +206,7 @@ impl Recovery {
         }
     }
 
+    /// Takes a plan and records it.
     fn adopt(&mut self, phase: Phase, what: &OutOfMemory, fit: &Fit) -> Result<()> {
         tracing::warn!("out of memory: {what}");
         self.models.replan(&fit.plan)?;
@@ -217,70 +223,41 @@ impl Recovery {
             limit: what.limit_bytes(),
             settings: &settings,
         });
-        // what the failed attempt needed is no longer held: the next one is measured by itself
+        // the next attempt is measured without the memory of the failed one
         telemetry.ledger.restart();
         Ok(())
     }
-}
 
-/// The newest checkpoints of a run, and which of them are known to work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Checkpoints {
-    /// The step of the newest.
-    pub newest: Option<u64>,
-    /// Applied optimizer steps in it, of the policy and of the critic.
-    pub updates: [u64; 2],
-    /// The step of the newest one before it that was continued from, so that its weights are known to work.
-    pub good: Option<u64>,
-    /// Whether that one may be beyond the number of those to keep.
-    pub spares: bool,
-}
-
-impl Checkpoints {
-    /// The checkpoints that a session finds which continues from a state, as rank 0 sees them.
-    pub fn at_start(run: &RunDir, world: &World, resumed: Option<&TrainerState>) -> Result<Self> {
-        let Some(state) = resumed else {
-            return Ok(Self::default());
-        };
-        let found = run.checkpoints()?;
-        let earlier = found.iter().rev().map(|(step, _)| *step).find(|step| *step < state.step);
-        let good = world.of_main(earlier)?;
-        let updates = [state.optimizer_steps, state.critic_steps];
-        Ok(Self { newest: Some(state.step), updates, good, spares: false })
-    }
-}
-
-impl Recovery {
-    /// Removes the oldest checkpoints, not the one of a step.
+    /// Removes the oldest checkpoints, except the one of the step `spared`.
     pub fn prune(&self, spared: Option<u64>) -> Result<()> {
-        self.telemetry.recorder.run().prune(self.session.config.trainer.max_ckpt_to_keep, spared)
+        self.telemetry.recorder.run.prune(self.session.config.trainer.max_ckpt_to_keep, spared)
     }
 
-    /// Removes the checkpoint that was kept until the newest was known to work, once it is.
-    pub fn release_spared(&mut self, state: &TrainerState) -> Result<()> {
-        if self.checkpoints.spares && self.newest_works(state) {
+    /// Removes the spared checkpoint once the newest is known to work.
+    pub fn release_spared(&mut self) -> Result<()> {
+        if self.checkpoints.spares && self.newest_works() {
             self.checkpoints.spares = false;
-            self.session.world.together(self.prune(None))?;
+            self.session.world.agree(self.prune(None))?;
         }
         Ok(())
     }
 
-    /// Whether updates have been applied after the newest checkpoint, so that its weights gave finite gradients.
-    pub fn newest_works(&self, state: &TrainerState) -> bool {
-        let Checkpoints { newest, updates, .. } = self.checkpoints;
+    /// Returns true if updates were applied after the newest checkpoint, so its weights gave finite gradients.
+    pub fn newest_works(&self) -> bool {
+        let (Checkpoints { newest, updates, .. }, state) = (self.checkpoints, &self.state);
         let [policy, critic] = [state.optimizer_steps > updates[0], state.critic_steps > updates[1]];
         let has_critic = self.models.critic.is_some();
-        // while the critic trains by itself the policy is what it was
+        // while only the critic trains, the policy does not change
         let waits = has_critic && !self.session.trains_policy(state.step);
         newest.is_some() && (policy || waits) && (critic || !has_critic)
     }
 
-    /// Which checkpoint a run can continue from whose weights may be ruined.
-    pub fn way_back(&self, state: &TrainerState) -> String {
-        let run = self.telemetry.recorder.run().path();
+    /// Advice on resuming a run whose weights may be ruined.
+    pub fn resume_advice(&self) -> String {
+        let run = self.telemetry.recorder.run.path();
         let path = |step: u64| run.join(RunDir::checkpoint_name(step)).display().to_string();
         match (self.checkpoints.newest, self.checkpoints.good) {
-            (Some(newest), _) if self.newest_works(state) => {
+            (Some(newest), _) if self.newest_works() => {
                 format!("continue with --resume from the last good checkpoint, {}", path(newest))
             }
             (Some(newest), Some(good)) => format!(
@@ -294,5 +271,32 @@ impl Recovery {
             ),
             (None, _) => "start again: no checkpoint was written before".to_owned(),
         }
+    }
+}
+
+/// The newest checkpoints of a run that are known to work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Checkpoints {
+    /// Step of the newest.
+    pub newest: Option<u64>,
+    /// Optimizer steps applied before it, of policy and critic.
+    pub updates: [u64; 2],
+    /// Step of the newest earlier one whose weights are known to work.
+    pub good: Option<u64>,
+    /// True if that one may exceed `trainer.max_ckpt_to_keep`.
+    pub spares: bool,
+}
+
+impl Checkpoints {
+    /// Checkpoints at the start of a session that resumes from a state, as rank 0 sees them.
+    pub fn at_start(run: &RunDir, world: &World, resumed: Option<&TrainerState>) -> Result<Self> {
+        let Some(state) = resumed else {
+            return Ok(Self::default());
+        };
+        let steps = run.checkpoints()?.into_iter().map(|(step, _)| step);
+        let earlier = steps.rev().find(|step| *step < state.step);
+        let good = world.broadcast(earlier)?;
+        let updates = [state.optimizer_steps, state.critic_steps];
+        Ok(Self { newest: Some(state.step), updates, good, spares: false })
     }
 }

@@ -1,72 +1,62 @@
-//! Sampling: prompts are drawn and completed. With dynamic sampling, groups whose rewards do not differ are replaced by
-//! fresh prompts.
-
-mod policy;
-
-pub(super) use policy::SamplingPolicy;
+//! Sampling: draws prompts and completes them. Dynamic sampling replaces groups of equal rewards by new prompts.
 
 use super::gather::{PromptShard, RankRollouts, all_rollouts, all_samples, requests};
 use super::recovery::Recovery;
 use super::scorer::{Sampled, Scorer};
 use super::session::Session;
 use super::turns::{ENVIRONMENT, EnvironmentSession};
-use crate::checkpoint::TrainerState;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::BoundaryKind;
 use crate::metrics::{ExpertLoad, Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
+use crate::planning::{cache_bytes, engine_limits};
 use crate::reward::{CompletionId, Programs, RewardJob, RewardWorker};
-use crate::rollout::{Rollout, most_common_in_cut, share_cut_for_nothing};
+use crate::rollout::{Rollout, most_common_in_truncated, unrewarded_truncated_share};
 use crate::sequence::{TokenColumns, column};
 use crate::task::Reward;
 use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
+use firebrick_backends::Precision;
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
+use firebrick_models::Decoder;
 use firebrick_models::random::DrawKey;
 use firebrick_models::tokenizer::EndTokens;
-use firebrick_sampler::{GenerationStats, Generator, Sample};
+use firebrick_sampler::{GenerationStats, Generator, Sample, SchedulerConfig};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Boundaries of a sampling phase between its begin and its end, at most: the first completion is one.
+/// Maximum boundaries inside a sampling phase; the first completion is one.
 const SAMPLE_BOUNDARIES: usize = 16;
 
-/// Prompts as they were sampled from, and a group of rollouts of each.
-type Groups = (Arc<Vec<Prompt>>, Vec<Vec<Rollout>>);
-
-/// Makes rollouts of prompts.
+/// Samples rollouts.
 pub(super) struct Sampler {
     session: Arc<Session>,
-    /// Whether this session has said that most completions are cut.
-    warned_of_cut_completions: bool,
+    /// True once this session has warned that most completions are truncated.
+    warned_of_truncation: bool,
 }
 
 impl Sampler {
     pub fn new(session: &Arc<Session>) -> Self {
-        Self { session: Arc::clone(session), warned_of_cut_completions: false }
+        Self { session: Arc::clone(session), warned_of_truncation: false }
     }
 
     /// Samples a step's rollouts with their rewards: `train_batch_size` groups, in the order of their prompts.
-    pub fn roll_out(
-        &mut self,
-        run: &mut Recovery,
-        scorer: &mut Scorer,
-        state: &mut TrainerState,
-    ) -> Result<RolloutReport> {
+    pub fn roll_out(&mut self, run: &mut Recovery, scorer: &mut Scorer) -> Result<RolloutReport> {
         let config = &self.session.config;
         let wanted = config.trainer.train_batch_size;
         let dynamic = &config.rollout.dynamic_sampling;
-        let first_prompt = state.draws;
+        let first_prompt = run.state.draws;
         let (mut prompts, mut kept, mut equal) = (Vec::new(), Vec::new(), Vec::new());
         let mut left_out = Vec::new();
         let mut stats = RolloutStats::default();
         loop {
             let first = first_prompt + prompts.len() as u64;
             let fresh = Arc::new(self.draw_prompts(first, dynamic.prompts(wanted - kept.len()))?);
-            let own = self.own_rollouts(run, scorer, state, &fresh, first)?;
-            let (fresh, groups) = self.groups(run, &fresh, own, &mut stats)?;
+            let rollouts = self.rank_rollouts(run, scorer, &fresh, first)?;
+            let (fresh, rollouts) = all_rollouts(&self.session.world, &fresh, rollouts, &mut stats)?;
             prompts.extend(Arc::unwrap_or_clone(fresh));
-            for group in groups {
+            for group in self.groups(run, rollouts, &mut stats) {
                 if group.iter().any(Rollout::is_lost) {
                     left_out.push(group);
                 } else if !dynamic.enable || has_spread(&group, &dynamic.metric)? {
@@ -105,62 +95,53 @@ impl Sampler {
             stats,
             advantages: Vec::new(),
             entropy_coeff: None,
-            reward_stats: state.rewards.clone(),
+            reward_stats: run.state.rewards.clone(),
         };
-        ensure_nonempty(&report, state.step + 1)?;
-        self.warn_of_cut_completions(run.step, &report.rollouts);
+        ensure_nonempty(&report, run.step)?;
+        self.warn_of_truncation(run.step, &report.rollouts);
         Ok(report)
     }
 
-    /// Prompts of the run from an index on.
+    /// Draws `count` prompts from the index `first` on.
     fn draw_prompts(&self, first: u64, count: usize) -> Result<Vec<Prompt>> {
         let (prompts, seed) = (&self.session.data.prompts, self.session.config.trainer.seed);
         (first..first + count as u64).map(|index| prompts.draw(seed, index)).collect()
     }
 
-    /// One group of rollouts with their rewards a prompt; the prompts as they were sampled from.
-    fn groups(
-        &self,
-        run: &Recovery,
-        prompts: &Arc<Vec<Prompt>>,
-        own: RankRollouts,
-        stats: &mut RolloutStats,
-    ) -> Result<Groups> {
-        let (prompts, rollouts) = all_rollouts(&self.session.world, prompts, own, stats)?;
+    /// Groups of rollouts, counted.
+    fn groups(&self, run: &Recovery, rollouts: Vec<Rollout>, stats: &mut RolloutStats) -> Vec<Vec<Rollout>> {
         let rollouts = with_equal_parts(rollouts);
         let routes = rollouts.iter().filter_map(|r| r.routes.as_deref());
-        stats.experts = ExpertLoad::of(run.models.policy.decoder().arch(), routes);
+        stats.experts = ExpertLoad::new(run.models.policy.decoder().arch(), routes);
         stats.gen_batches += 1;
         let groups: Vec<Vec<Rollout>> =
             rollouts.chunk_by(|a, b| a.prompt_index == b.prompt_index).map(<[Rollout]>::to_vec).collect();
         self.count_groups(&groups, stats);
-        Ok((prompts, groups))
+        groups
     }
 
-    /// Rollouts of those of the prompts that this rank samples from, judged here.
-    fn own_rollouts(
+    /// Samples and scores this rank's share of the prompts, the first of which is draw `first`.
+    fn rank_rollouts(
         &self,
         run: &mut Recovery,
         scorer: &mut Scorer,
-        state: &mut TrainerState,
         prompts: &Arc<Vec<Prompt>>,
         first: u64,
     ) -> Result<RankRollouts> {
         let started = Instant::now();
         let config = &self.session.config.rollout;
         let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
-        let dealt = PromptShard::new(&self.session.world, lengths, config.n * config.response_length);
-        let part = dealt.sampled.clone();
+        let shard = PromptShard::new(&self.session.world, lengths, config.n * config.response_length);
+        let part = shard.sampled.clone();
         let first = first + part.start as u64;
         let is_all = part.len() == prompts.len();
-        let own = if is_all { Arc::clone(prompts) } else { Arc::new(prompts[part].to_vec()) };
-        let mut stats = RolloutStats::default();
+        let prompts = if is_all { Arc::clone(prompts) } else { Arc::new(prompts[part].to_vec()) };
         let (mut sampled, engine, worker) = run.recovering_phase(Phase::Generate, |run| {
-            let programs = scorer.programs(state);
-            self.sample(run, programs, state.step, &own, first, &dealt)
+            let programs = scorer.programs(&run.state);
+            self.sample(run, programs, &prompts, first, &shard)
         })?;
-        sampled.samples.retain(|sample| dealt.judges(sample));
-        let rewards = run.phase(Phase::Reward, |run| scorer.rewards(run, state, &sampled, worker, &mut stats))?;
+        sampled.samples.retain(|sample| shard.scores(sample));
+        let (rewards, programs) = run.phase(Phase::Reward, |run| scorer.rewards(run, &sampled, worker))?;
         let Sampled { prompts, samples, outcomes, .. } = sampled;
         let mut turns = outcomes.as_ref().map(|_| TurnStats::default());
         let mut outcomes = outcomes.into_iter().flatten();
@@ -168,7 +149,7 @@ impl Sampler {
         for (s, scored) in samples.into_iter().zip(rewards) {
             let tokens = prompts[s.request].tokens.clone();
             let mut rollout = rollout(first + s.request as u64, tokens, s, scored);
-            rollout.policy_version = state.step;
+            rollout.policy_version = run.state.step;
             if let Some(outcome) = outcomes.next() {
                 turns.get_or_insert_default().add(&outcome);
                 add_outcome(&mut rollout, outcome);
@@ -177,50 +158,49 @@ impl Sampler {
         }
         Ok(RankRollouts {
             rollouts,
-            engine: dealt.counted(engine),
-            programs: stats.programs,
-            played: turns.map(|_| prompts),
+            engine: shard.counted(engine),
+            programs,
+            prompts: turns.map(|_| prompts),
             turns,
             seconds: started.elapsed().as_secs_f64(),
         })
     }
 
-    /// Counts sampled groups, those that have lost something, and those without spread.
+    /// Counts sampled groups, groups that have lost a reward, and groups of equal rewards.
     fn count_groups(&self, groups: &[Vec<Rollout>], stats: &mut RolloutStats) {
         stats.sampled_groups += groups.len();
-        let whole = groups.iter().filter(|g| !g.iter().any(Rollout::is_lost));
-        let whole: Vec<&Rollout> = whole.flatten().collect();
-        let rewards: Vec<Option<f64>> = whole.iter().map(|r| r.reward).collect();
-        let groups_of: Vec<u64> = whole.iter().map(|r| r.prompt_index).collect();
-        let judged = whole.len() / self.session.config.rollout.n;
-        stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * judged as f64;
-        stats.left_out_groups += groups.len() - judged;
+        let rewarded = groups.iter().filter(|group| !group.iter().any(Rollout::is_lost)).flatten();
+        let (rewards, prompts): (Vec<_>, Vec<u64>) = rewarded.map(|r| (r.reward, r.prompt_index)).unzip();
+        let rewarded = rewards.len() / self.session.config.rollout.n;
+        stats.zero_std_groups += frac_reward_zero_std(&rewards, &prompts) * rewarded as f64;
+        stats.left_out_groups += groups.len() - rewarded;
     }
 
-    /// Completions of prompts in the step after so many. Those that have ended are being scored already.
+    /// Samples completions of prompts, the first of which is draw `first`. The worker scores those that have ended.
     fn sample(
         &self,
         run: &Recovery,
         programs: Programs,
-        finished: u64,
         prompts: &Arc<Vec<Prompt>>,
         first: u64,
-        dealt: &PromptShard,
+        shard: &PromptShard,
     ) -> Result<(Sampled, GenerationStats, RewardWorker)> {
         let Session { config, source, data, turns, .. } = self.session.as_ref();
-        let (rollout, step) = (&config.rollout, finished + 1);
+        let (rollout, step) = (&config.rollout, run.step);
         let key = |prompt_index: u64| DrawKey {
             seed: config.trainer.seed,
             step: step as u32,
             prompt_index: prompt_index as u32,
             sample: 0,
         };
-        let task = data.prompts.task();
-        let playing = EnvironmentSession::begin(turns.as_ref(), task, rollout, source, prompts, rollout.n, key(first))?;
-        let prompts = playing.prompts().map_or_else(|| Arc::clone(prompts), Arc::new);
+        let begin = |template| {
+            EnvironmentSession::begin(template, data.prompts.task(), rollout, source, prompts, rollout.n, key(first))
+        };
+        let environments = turns.as_ref().map(begin).transpose()?;
+        let prompts = environments.as_ref().map_or_else(|| Arc::clone(prompts), |session| Arc::new(session.prompts()));
         let sampling = rollout.sampling(source.ends.ids.clone());
         let requests = requests(&prompts, first, key);
-        let policy = SamplingPolicy::of_rollouts(run)?;
+        let policy = SamplingPolicy::for_rollouts(run)?;
         let worker = RewardWorker::start(RewardJob {
             task: data.prompts.shared_task(),
             tokenizer: Arc::clone(&source.tokenizer),
@@ -233,72 +213,70 @@ impl Sampler {
         });
         let runtime = &run.models.policy.runtime;
         let every = (requests.len() * rollout.n).div_ceil(SAMPLE_BOUNDARIES);
-        let mut ended = 0_usize;
+        let mut count = 0_usize;
         let raise_peak = runtime.peak_reader();
         let request = &run.planned.request;
         let captured = rollout.cuda_graphs().sizes(request.profile.backend, policy.limits.max_num_seqs);
         let generator = Generator::new(&policy.decoder, Some(&source.tokenizer), &sampling)?
-            .accounted(&runtime.accounts)
+            .with_accounts(&runtime.accounts)
             .prepack(request.workload.prepack)
             .capture_sizes(&captured)
-            .at_moments(&raise_peak);
-        let generated = playing.run(&generator, &requests, rollout.n, &policy.limits, |sample| {
-            if ended.is_multiple_of(every) {
+            .with_memory_probe(&raise_peak);
+        let ended = |sample: &Sample| {
+            if count.is_multiple_of(every) {
                 runtime.record(BoundaryKind::Sample);
             }
-            ended += 1;
-            if !dealt.judges(sample) {
-                return;
+            count += 1;
+            if shard.scores(sample) {
+                worker.take(sample.clone(), environments.as_ref().map(|session| session.outcome(sample)));
             }
-            worker.take(sample.clone(), playing.outcome(sample));
-        })?;
-        let sampled = Sampled { prompts, first, samples: generated.samples, outcomes: playing.outcomes() };
-        Ok((sampled, generated.stats, worker))
+        };
+        let generated = match &environments {
+            Some(session) => session.run(&generator, &requests, rollout.n, &policy.limits, ended)?,
+            None => generator.run_with(&requests, rollout.n, &policy.limits, ended)?,
+        };
+        let outcomes = environments.map(EnvironmentSession::outcomes);
+        Ok((Sampled { prompts, first, samples: generated.samples, outcomes }, generated.stats, worker))
     }
 
-    /// `ReMax`'s baseline: a greedy completion of every prompt, in the step after so many.
-    pub fn greedy_baselines(&self, run: &Recovery, finished: u64, prompts: &[Prompt]) -> Result<Vec<Sample>> {
+    /// Samples `ReMax`'s baseline: a greedy completion of every prompt.
+    pub fn greedy_baselines(&self, run: &Recovery, prompts: &[Prompt]) -> Result<Vec<Sample>> {
         let Session { config, source, world, .. } = self.session.as_ref();
         let sampling = config.rollout.greedy(source.ends.ids.clone());
-        let key = DrawKey { seed: config.trainer.seed, step: finished as u32 + 1, prompt_index: 0, sample: 0 };
+        let key = DrawKey { seed: config.trainer.seed, step: run.step as u32, prompt_index: 0, sample: 0 };
         let requests = requests(prompts, 0, |_| key);
-        let policy = SamplingPolicy::as_trained(run)?;
+        let policy = SamplingPolicy::for_validation(run)?;
         let generator = Generator::new(&policy.decoder, Some(&source.tokenizer), &sampling)?;
         let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
-        let dealt = PromptShard::new(world, lengths, config.rollout.response_length);
-        let own = generator.run_with(&requests[dealt.sampled.clone()], 1, &policy.limits, |_| {})?;
-        all_samples(world, &dealt, own.samples)
+        let shard = PromptShard::new(world, lengths, config.rollout.response_length);
+        let generated = generator.run_with(&requests[shard.sampled.clone()], 1, &policy.limits, |_| {})?;
+        all_samples(world, &shard, generated.samples)
     }
 
-    /// Says once in a session that most completions are cut before they can earn anything.
-    fn warn_of_cut_completions(&mut self, step: u64, rollouts: &[Rollout]) {
-        let share = share_cut_for_nothing(rollouts).filter(|_| !self.warned_of_cut_completions);
+    /// Warns once per session if most completions are truncated before they can earn a reward.
+    fn warn_of_truncation(&mut self, step: u64, rollouts: &[Rollout]) {
+        let share = unrewarded_truncated_share(rollouts).filter(|_| !self.warned_of_truncation);
         if let Some(share) = share {
-            self.warned_of_cut_completions = true;
+            self.warned_of_truncation = true;
             tracing::warn!(
                 "step {step}: {:.0} % of the completions were truncated at rollout.response_length = {} tokens, and none \
                  of them was rewarded; {}",
                 100.0 * share,
                 self.session.config.rollout.response_length,
-                self.cure_of_cut_completions(rollouts)
+                self.advice_on_truncation(rollouts)
             );
         }
     }
 
-    /// What may help: another end, where a special token is in most of the completions and does not end them, or more
-    /// room.
-    fn cure_of_cut_completions(&self, rollouts: &[Rollout]) -> String {
+    /// Advice on truncated completions: another end token, if a special token is in most of them and does not end them,
+    /// or a larger limit.
+    fn advice_on_truncation(&self, rollouts: &[Rollout]) -> String {
         let (tokenizer, ends) = (&self.session.source.tokenizer, &self.session.source.ends);
         let shown = |ids: &[u32]| EndTokens::shown(ids, tokenizer);
         let special = tokenizer.special_tokens().iter();
         let special = special.filter(|(id, token)| !ends.ids.contains(id) && names_an_end(token)).map(|(id, _)| *id);
         let special: Vec<u32> = special.collect();
-        let room = format!(
-            "completions end with {}: if the model does not learn to write it, check its chat template and `eos_token_id`; \
-             otherwise raise rollout.response_length, or ask for shorter answers",
-            shown(&ends.ids)
-        );
-        match most_common_in_cut(rollouts, &special) {
+        match most_common_in_truncated(rollouts, &special) {
             Some((id, share)) => format!(
                 "{:.0} % of these contain {}, which does not end a completion ({} does): if the model ends with it, add it \
                  to rollout.stop, or to `eos_token_id` in the model's generation_config.json; otherwise raise \
@@ -307,12 +285,16 @@ impl Sampler {
                 shown(&[id]),
                 shown(&ends.ids)
             ),
-            None => room,
+            None => format!(
+                "completions end with {}: if the model does not learn to write it, check its chat template and \
+                 `eos_token_id`; otherwise raise rollout.response_length, or ask for shorter answers",
+                shown(&ends.ids)
+            ),
         }
     }
 }
 
-/// A sample with its prompt and its reward.
+/// Rollout of a sample with its prompt and reward.
 fn rollout(prompt_index: u64, prompt: Vec<u32>, s: Sample, (text, reward): (String, Reward)) -> Rollout {
     Rollout {
         prompt_index,
@@ -344,12 +326,9 @@ fn rollout(prompt_index: u64, prompt: Vec<u32>, s: Sample, (text, reward): (Stri
     }
 }
 
-/// Ends the run if every group of a step has lost a reward: there is nothing to learn from.
+/// Returns an error if every group of a step has lost a reward.
 pub(super) fn ensure_nonempty(report: &RolloutReport, step: u64) -> Result<()> {
-    let lost = report.left_out.iter().find_map(|rollout| {
-        let reason = rollout.reward_error.as_ref()?;
-        Some((rollout, reason))
-    });
+    let lost = report.left_out.iter().find_map(|rollout| Some((rollout, rollout.reward_error.as_ref()?)));
     let (true, Some((rollout, reason))) = (report.rollouts.is_empty(), lost) else {
         return Ok(());
     };
@@ -366,7 +345,7 @@ pub(super) fn ensure_nonempty(report: &RolloutReport, step: u64) -> Result<()> {
     })
 }
 
-/// Adds to a rollout what came of its environment.
+/// Adds the outcome of its environment to a rollout.
 fn add_outcome(rollout: &mut Rollout, outcome: Outcome) {
     rollout.turns = outcome.turns;
     if let Some(prompt) = outcome.prompt {
@@ -383,18 +362,18 @@ fn add_outcome(rollout: &mut Rollout, outcome: Outcome) {
     }
 }
 
-/// The rollouts with a part for their environments' rewards in all of them, where one has it: an environment that gives
-/// none is a reward that does not apply.
+/// Adds the environment's reward part to all rollouts if one has it: an environment without a reward is a reward that
+/// does not apply.
 fn with_equal_parts(mut rollouts: Vec<Rollout>) -> Vec<Rollout> {
-    let most = rollouts.iter().map(|r| r.reward_parts.len()).max().unwrap_or(0);
-    for rollout in rollouts.iter_mut().filter(|r| !r.is_lost() && r.reward_parts.len() < most) {
+    let count = rollouts.iter().map(|r| r.reward_parts.len()).max().unwrap_or(0);
+    for rollout in rollouts.iter_mut().filter(|r| !r.is_lost() && r.reward_parts.len() < count) {
         rollout.reward_parts.push((ENVIRONMENT.to_owned(), f64::NAN));
         rollout.reward_weights.push(1.0);
     }
     rollouts
 }
 
-/// Whether a group's values of a metric differ.
+/// Returns true if the values of a metric differ in a group.
 fn has_spread(group: &[Rollout], metric: &str) -> Result<bool> {
     let value = |rollout: &Rollout| {
         if metric == DynamicSampling::SCORE {
@@ -416,8 +395,64 @@ fn has_spread(group: &[Rollout], metric: &str) -> Result<bool> {
     Ok(applying.any(|value| Some(value.to_bits()) != first))
 }
 
-/// Whether a special token is spelled as ends of texts and turns are: `<|im_end|>`, `</s>`, `<|eot_id|>`, ….
+/// Returns true if a special token looks like an end of a text or turn: `<|im_end|>`, `</s>`, `<|eot_id|>`, ….
 fn names_an_end(token: &str) -> bool {
     let token = token.to_lowercase();
     ["end", "eos", "eot", "eom", "/s>", "return", "stop"].iter().any(|part| token.contains(part))
+}
+
+/// A policy for sampling, its limits, and its memory besides the trained weights.
+pub(super) struct SamplingPolicy {
+    pub decoder: Decoder,
+    pub limits: SchedulerConfig,
+    _hold: Option<MemoryGuard>,
+}
+
+impl SamplingPolicy {
+    /// The policy for rollouts: in their precision.
+    fn for_rollouts(run: &Recovery) -> Result<Self> {
+        let config = &run.session.config;
+        Self::new(run, config.rollout.precision(config.precision))
+    }
+
+    /// The policy for validation and baselines: in the precision of training.
+    pub fn for_validation(run: &Recovery) -> Result<Self> {
+        Self::new(run, run.session.config.precision)
+    }
+
+    /// The policy in a precision, under the current plan. Sampling groups of ranks shard it anew from the current
+    /// weights, a unit at a time. Ranks that train with tensor parallelism and sample alone assemble it.
+    fn new(run: &Recovery, precision: Precision) -> Result<Self> {
+        let (session, policy, planned) = (&run.session, &run.models.policy, &run.planned);
+        let (model, config) = (&policy.model, &session.config);
+        let arch = policy.decoder().whole_arch();
+        let cache = cache_bytes(config, arch, &planned.request, &planned.plan)?;
+        let sampled = arch.clone().in_precision(precision);
+        let limits = engine_limits(&config.rollout, &sampled, planned.plan.rollout.max_num_seqs, cache)?;
+        let decoder = match session.world.tensor_group() {
+            Some(group) => model.sampling_shard(&group, precision)?,
+            None if model.decoder.share().is_some() => {
+                // each rank samples with the whole model
+                let mut whole = model.assembled(true)?.unwrap_or_else(|| model.decoder.clone());
+                whole.move_to(Home::Device)?;
+                whole.in_precision(precision)
+            }
+            None if precision == config.precision => {
+                return Ok(Self { decoder: model.decoder.clone(), limits, _hold: None });
+            }
+            None => model.decoder.in_precision(precision),
+        };
+        let bytes = if samples_from_trained(run, precision) { 0 } else { decoder.bytes_in(Home::Device) };
+        let hold = policy.runtime.accounts.hold(Category::Parameters, Home::Device, bytes);
+        Ok(Self { decoder, limits, _hold: Some(hold) })
+    }
+}
+
+/// Returns true if ranks sample from the shards that they train: on the device, in the same groups and precision.
+fn samples_from_trained(run: &Recovery, precision: Precision) -> bool {
+    let model = &run.models.policy.model;
+    let group = run.session.world.tensor_group();
+    let same = group.is_some_and(|group| model.decoder.share() == Some(group.share()));
+    let on_device = model.decoder.bytes_in(Home::Host) == 0 && !model.is_shared_out();
+    same && on_device && precision == run.session.config.precision
 }

@@ -1,8 +1,7 @@
-//! Checkpoints of a run: the policy, what its optimizer keeps, the critic, where the run stands.
+//! Checkpoints of a run: policy, optimizer state, critic, trainer state.
 //!
-//! An update can ruin the weights, and only the next one shows it, by gradients that are not finite. So while updates
-//! are skipped no checkpoint is written, and the one before the newest stays until an update after the newest has been
-//! applied.
+//! An update can ruin the weights, which only the next one shows by non-finite gradients. So no checkpoint is written
+//! while updates are skipped, and the one before the newest stays until an update after the newest was applied.
 
 use super::Trainer;
 use super::models::CRITIC;
@@ -11,17 +10,17 @@ use super::scorer::Scorer;
 use super::session::Session;
 use super::session::resume::modules;
 use crate::Result;
-use crate::checkpoint::{Inputs, RunDir, TrainerState, trainer_state};
+use crate::checkpoint::{Inputs, RunDir, trainer_state};
 use crate::metrics::{Event, Phase};
-use firebrick_models::checkpoint::{ExportOptions, StoredDtype, WholeModel};
+use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use std::path::{Path, PathBuf};
 
 impl Trainer {
-    /// Writes a checkpoint of the run as it stands after its last step, and removes the oldest beyond
-    /// `trainer.max_ckpt_to_keep`. While updates are skipped it does neither.
+    /// Writes a checkpoint of the finished step and removes the oldest beyond `trainer.max_ckpt_to_keep`. While updates
+    /// are skipped it does neither.
     pub(super) fn save(&mut self) -> Result<()> {
-        let Self { session, scorer, updater, recovery: run, state, .. } = self;
-        let (step, newest) = (state.step, run.checkpoints.newest);
+        let Self { session, scorer, updater, recovery: run, .. } = self;
+        let (step, newest) = (run.state.step, run.checkpoints.newest);
         if newest == Some(step) {
             return Ok(());
         }
@@ -29,26 +28,26 @@ impl Trainer {
             tracing::warn!(
                 "step {step}: no checkpoint is written, because updates are skipped and the weights may be ruined; \
                  {}",
-                run.way_back(state)
+                run.resume_advice()
             );
             return Ok(());
         }
         let phase = Phase::SaveCheckpoint;
-        let written = run.recovering(phase, |run| write_checkpoint(run, scorer, state));
+        let written = run.recovering(phase, |run| write_checkpoint(run, scorer));
         let written = written.map_err(|error| run.failed(phase, step, error));
-        let good = if run.newest_works(state) { newest } else { run.checkpoints.good };
+        let good = if run.newest_works() { newest } else { run.checkpoints.good };
         let pruned = written.and_then(|path| run.prune(good).map(|()| path));
         // rank 0 writes; the others continue once it is there
-        let path = session.world.together(pruned)?;
-        let updates = [state.optimizer_steps, state.critic_steps];
+        let path = session.world.agree(pruned)?;
+        let updates = [run.state.optimizer_steps, run.state.critic_steps];
         run.checkpoints = Checkpoints { newest: Some(step), updates, good, spares: good.is_some() };
         run.telemetry.recorder.event(Event::Saved { path });
         Ok(())
     }
 }
 
-/// Writes all files of a checkpoint. What a failed attempt has written is removed by the next.
-fn write_checkpoint(run: &Recovery, scorer: &Scorer, state: &TrainerState) -> Result<PathBuf> {
+/// Writes all files of a checkpoint. The next attempt removes the files of a failed one.
+fn write_checkpoint(run: &Recovery, scorer: &Scorer) -> Result<PathBuf> {
     let (policy, Session { source, world, .. }) = (&run.models.policy, run.session.as_ref());
     let decoder = policy.decoder();
     // an f32 folder of an f32 model is its own master copy, and so is an adapter
@@ -57,13 +56,13 @@ fn write_checkpoint(run: &Recovery, scorer: &Scorer, state: &TrainerState) -> Re
         let rounds = || spec.tensors().iter().any(|t| stored(&t.name) != StoredDtype::F32);
         spec.trainable && (decoder.arch().precision.is_half() || rounds())
     });
-    let name = RunDir::checkpoint_name(state.step);
-    let folder = run.telemetry.recorder.run();
-    world.together(keep_modules(run, scorer, state))?;
-    let dir = world.together(folder.stage(&name))?;
+    let name = RunDir::checkpoint_name(run.state.step);
+    let folder = &run.telemetry.recorder.run;
+    world.agree(keep_modules(run, scorer))?;
+    let dir = world.agree(folder.stage(&name))?;
     let trainer = dir.join("trainer");
     // rank 0 writes models, of which the others give it their parts; then all write their shards into its folders
-    world.together(write_models(run, state, &dir, &trainer))?;
+    world.agree(write_models(run, &dir, &trainer))?;
     trainer_state::save_optimizer(&trainer, &policy.optimizer, decoder, masters, world)?;
     if let Some(critic) = &run.models.critic {
         let (dir, decoder) = (trainer.join(CRITIC), critic.decoder());
@@ -73,30 +72,28 @@ fn write_checkpoint(run: &Recovery, scorer: &Scorer, state: &TrainerState) -> Re
     folder.complete(&name)
 }
 
-/// Adds to what the run reads the modules that programs have imported since it began.
-fn keep_modules(run: &Recovery, scorer: &Scorer, state: &TrainerState) -> Result<()> {
-    let (session, folder) = (&run.session, run.telemetry.recorder.run());
+/// Adds the modules that programs have imported since the start to the inputs of the run.
+fn keep_modules(run: &Recovery, scorer: &Scorer) -> Result<()> {
+    let (session, folder) = (&run.session, &run.telemetry.recorder.run);
     let kept = if session.world.writes() { Inputs::kept(folder)? } else { None };
     let Some(mut inputs) = kept else { return Ok(()) };
-    let programs = scorer.programs(state);
+    let programs = scorer.programs(&run.state);
     if inputs.add_modules(modules(&session.config, session.data.prompts.task(), &programs))? {
         inputs.keep(folder)?;
     }
     Ok(())
 }
 
-/// Writes the models, and where the run stands: on rank 0, tensor by tensor.
-fn write_models(run: &Recovery, state: &TrainerState, dir: &Path, trainer: &Path) -> Result<()> {
+/// Writes models and trainer state, on rank 0, tensor by tensor.
+fn write_models(run: &Recovery, dir: &Path, trainer: &Path) -> Result<()> {
     let Session { config, source, critic_source, .. } = run.session.as_ref();
     run.models.policy.model.write_whole(|policy| {
         source.save(policy, config, dir)?;
-        trainer_state::save(trainer, state, policy)
+        trainer_state::save(trainer, &run.state, policy)
     })?;
     let (Some(critic), Some(source)) = (&run.models.critic, critic_source) else {
         return Ok(());
     };
     let options = ExportOptions { max_shard_bytes: config.trainer.max_shard_bytes };
-    let folder = trainer.join(CRITIC);
-    let write = |critic: &dyn WholeModel| source.save(critic, &folder, options);
-    critic.model.write_whole(write)
+    critic.model.write_whole(|critic| source.save(critic, &trainer.join(CRITIC), options))
 }

@@ -1,7 +1,6 @@
-//! What rollouts are worth and how likely they are: rewards, log-probs before the update and under the reference policy,
-//! the critic's values.
+//! Scores of rollouts: rewards, log-probs of the policy before its update and of the reference policy, values of the
+//! critic.
 
-use super::evaluate::answers;
 use super::gather::all_values;
 use super::models::Models;
 use super::recovery::Recovery;
@@ -11,7 +10,7 @@ use crate::checkpoint::TrainerState;
 use crate::config::OldLogProbs;
 use crate::data::Prompt;
 use crate::learner::score_placed;
-use crate::metrics::{Phase, RolloutStats};
+use crate::metrics::{Phase, ProgramStats};
 use crate::reward::{Answer, CompletionId, Programs, Progress, RewardManager, RewardWorker};
 use crate::rollout::{Rerouted, Rollout};
 use crate::sequence::{Sequence, column};
@@ -21,14 +20,17 @@ use firebrick_sampler::Sample;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Text of a completion and its reward.
+pub(super) type Rewarded = (String, Reward);
+
 /// Completions of prompts.
 pub(super) struct Sampled {
-    /// The prompts, with what environments have added.
+    /// Prompts, with additions of environments.
     pub prompts: Arc<Vec<Prompt>>,
-    /// Index of the first of them among the run's draws.
+    /// Index of the first prompt among the run's draws.
     pub first: u64,
     pub samples: Vec<Sample>,
-    /// What came of each completion where it had an environment.
+    /// Outcome per completion, with environments.
     pub outcomes: Option<Vec<Outcome>>,
 }
 
@@ -43,29 +45,26 @@ impl Scorer {
         Self { session: Arc::clone(session), reward_manager }
     }
 
-    /// The programs that score completions, told where the run stands.
+    /// Programs that score completions, with the progress of the run.
     pub fn programs(&self, state: &TrainerState) -> Programs {
         self.reward_manager.programs(self.progress(state))
     }
 
-    /// Where the run stands, for reward functions that ask.
+    /// Progress of the run, for reward functions.
     pub fn progress(&self, state: &TrainerState) -> Progress {
         let examples = self.session.data.prompts.examples();
         let epochs = examples.map(|examples| state.draws as f64 / examples.max(1) as f64);
         Progress { global_step: state.step, max_steps: self.session.steps, epoch: epochs.unwrap_or(0.0) }
     }
 
-    /// Texts and rewards of completions that rules and programs are scoring: the reward models score all of them
-    /// together.
+    /// Texts and rewards of completions: waits for rules and programs, then scores all with the reward models.
     pub fn rewards(
         &mut self,
         run: &mut Recovery,
-        state: &mut TrainerState,
         sampled: &Sampled,
         worker: RewardWorker,
-        stats: &mut RolloutStats,
-    ) -> Result<Vec<(String, Reward)>> {
-        let first = CompletionId { step: state.step + 1, prompt_index: sampled.first, sample: 0 };
+    ) -> Result<(Vec<Rewarded>, Option<ProgramStats>)> {
+        let first = CompletionId { step: run.step, prompt_index: sampled.first, sample: 0 };
         let started = Instant::now();
         let (rules, results) = worker.finish()?;
         let waited = started.elapsed().as_secs_f64();
@@ -79,28 +78,25 @@ impl Scorer {
         if let Some(list) = self.session.data.prompts.task().rewards() {
             list.insert(&mut rewards, scores);
             for (name, values) in all_values(&self.session.world, list.normalized(&rewards))? {
-                let statistics = state.rewards.entry(name).or_default();
+                let statistics = run.state.rewards.entry(name).or_default();
                 for value in values {
                     statistics.add(value);
                 }
             }
-            list.sum(&mut rewards, Some(&state.rewards));
+            list.sum(&mut rewards, Some(&run.state.rewards));
         }
-        if results.iter().any(|program| !program.is_empty()) {
-            let programs = stats.programs.get_or_insert_default();
-            programs.wait_seconds += waited;
-            programs.repeated += rewards.iter().filter(|reward| reward.repeated).count();
-            programs.lost += rewards.iter().filter(|reward| reward.lost.is_some()).count();
-        }
-        Ok(answers.into_iter().map(|answer| answer.text).zip(rewards).collect())
+        let programs = results.iter().any(|program| !program.is_empty()).then(|| ProgramStats {
+            wait_seconds: waited,
+            repeated: rewards.iter().filter(|reward| reward.repeated).count(),
+            lost: rewards.iter().filter(|reward| reward.lost.is_some()).count(),
+        });
+        Ok((answers.into_iter().map(|answer| answer.text).zip(rewards).collect(), programs))
     }
 
-    /// Notes the rewards of greedy completions with their prompts' rollouts: they are rewarded like the others, and not
-    /// trained on.
+    /// Rewards greedy completions like all others and sets them as baselines of their prompts' rollouts.
     pub fn reward_baselines(
         &mut self,
         run: &mut Recovery,
-        state: &TrainerState,
         prompts: &[Prompt],
         samples: &[Sample],
         rollouts: &mut [Rollout],
@@ -108,31 +104,32 @@ impl Scorer {
         let session = Arc::clone(&self.session);
         let (config, source, task) = (&session.config.rollout, &session.source, session.data.prompts.task());
         let sampling = config.greedy(source.ends.ids.clone());
-        let first = CompletionId { step: state.step + 1, prompt_index: state.draws, sample: 0 };
-        let answers = answers(prompts, samples, None, first, (&source.tokenizer, &sampling))?;
-        let (now, longest) = (self.progress(state), config.response_length);
-        let rewards = run.recovering(Phase::RewardBaseline, |_| {
-            self.reward_manager.score(task, &answers, longest, now, Some(&state.rewards))
+        let first = CompletionId { step: run.step, prompt_index: run.state.draws, sample: 0 };
+        let answer = |sample| Answer::decoded(prompts, sample, None, first, (&source.tokenizer, &sampling));
+        let answers = samples.iter().map(answer).collect::<Result<Vec<_>>>()?;
+        let rewards = run.recovering(Phase::RewardBaseline, |run| {
+            let (progress, statistics) = (self.progress(&run.state), Some(&run.state.rewards));
+            self.reward_manager.score(task, &answers, config.response_length, progress, statistics)
         })?;
         for (answer, reward) in answers.iter().zip(rewards) {
             let prompt_index = answer.id.prompt_index;
             for rollout in rollouts.iter_mut().filter(|r| r.prompt_index == prompt_index) {
                 rollout.baseline = reward.value();
-                // without what it is compared with, the group is left out
+                // without a baseline, the group is left out
                 rollout.reward_error.clone_from(&reward.lost);
             }
         }
         Ok(())
     }
 
-    /// Whether the policy scores the rollouts before its update: for its own log-probs, or for the values of a value
+    /// Returns true if the policy scores the rollouts before its update: for its log-probs, or the values of its value
     /// head.
     pub fn needs_old_log_probs(&self) -> bool {
         let config = &self.session.config;
         config.shared_critic().is_some() || config.update.old_log_probs == OldLogProbs::Trainer
     }
 
-    /// The policy's log-probs before the update, and its values where it has a value head: one pass for both.
+    /// Scores rollouts with the policy before its update, in one pass: log-probs, and values if it has a value head.
     pub fn score_old(&self, models: &Models, rollouts: &mut [Rollout]) -> Result<()> {
         let config = &self.session.config;
         let mut sequences = unmasked(rollouts);
@@ -141,13 +138,11 @@ impl Scorer {
         }
         let scored = models.policy.score(&sequences, config.rollout.temperature)?;
         let arch = models.policy.decoder().arch();
-        let per_token: Vec<usize> = arch.expert_layers().map(|(_, own)| own.per_token).collect();
-        for (rollout, now) in rollouts.iter_mut().zip(&scored.routes) {
-            let both = rollout.routes.as_ref().zip(now.as_ref());
-            rollout.rerouted = both.map(|(then, now)| Rerouted::between(then, now, &per_token));
-        }
-        let both = scored.logp.into_iter().zip(scored.values);
-        for (rollout, (logp, values)) in rollouts.iter_mut().zip(both) {
+        let per_token: Vec<usize> = arch.expert_layers().map(|(_, experts)| experts.per_token).collect();
+        let scores = scored.logp.into_iter().zip(scored.values).zip(&scored.routes);
+        for (rollout, ((logp, values), routes)) in rollouts.iter_mut().zip(scores) {
+            let compared = rollout.routes.as_ref().zip(routes.as_ref());
+            rollout.rerouted = compared.map(|(sampler, trainer)| Rerouted::between(sampler, trainer, &per_token));
             // a policy without a value head has none
             rollout.columns.value = (!values.is_empty()).then(|| column(&values));
             if config.update.old_log_probs == OldLogProbs::Trainer {
@@ -157,7 +152,7 @@ impl Scorer {
         Ok(())
     }
 
-    /// The log-probs of the reference policy, at the training temperature.
+    /// Scores rollouts with the reference policy, at the training temperature.
     pub fn score_reference(&self, models: &Models, rollouts: &mut [Rollout]) -> Result<()> {
         let (policy, temperature) = (&models.policy, self.session.config.rollout.temperature);
         let sequences = unmasked(rollouts);
@@ -173,7 +168,7 @@ impl Scorer {
     }
 }
 
-/// The critic's values of the states that completion tokens were drawn in, in a run that has one.
+/// Scores rollouts with the critic, if there is one: a value per completion token.
 pub(super) fn score_values(models: &Models, rollouts: &mut [Rollout]) -> Result<()> {
     let Some(critic) = &models.critic else { return Ok(()) };
     let values = critic.values(&unmasked(rollouts))?;
@@ -183,12 +178,12 @@ pub(super) fn score_values(models: &Models, rollouts: &mut [Rollout]) -> Result<
     Ok(())
 }
 
-/// Prompts and completions, all completion tokens scored.
+/// Sequences of rollouts with all completion tokens scored.
 fn unmasked(rollouts: &[Rollout]) -> Vec<Sequence> {
     rollouts.iter().map(|r| Sequence::completion(&r.prompt, &r.completion)).collect()
 }
 
-/// Sequences of rollouts that go through the experts that they were sampled with.
+/// Sequences with the expert routes of their rollouts.
 pub(super) fn replayed<'r>(sequences: Vec<Sequence>, rollouts: impl IntoIterator<Item = &'r Rollout>) -> Vec<Sequence> {
     let pairs = sequences.into_iter().zip(rollouts);
     pairs.map(|(sequence, rollout)| Sequence { routes: rollout.routes.clone(), ..sequence }).collect()

@@ -1,4 +1,4 @@
-//! What a run is made of, weights apart: opened and checked once, then the same to its end.
+//! Session: everything of a run except weights and state, opened and checked once.
 
 pub(super) mod checks;
 mod ranks;
@@ -23,8 +23,8 @@ use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use checks::{
-    START_ALIKE, check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised,
-    check_reward_models, check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
+    START_ALIKE, check_device, check_limit, check_optimizers, check_parallel_training, check_quantized,
+    check_reward_models, check_rewards, check_sampling_groups, check_size, select_objective,
 };
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::Collective;
@@ -34,47 +34,47 @@ use firebrick_spec::Cluster;
 use ranks::{cluster, connect, profile_of};
 use std::sync::Arc;
 
-/// What a run is made of, weights apart. Nothing of it changes while the run goes on.
+/// Everything of a run except weights and state. It does not change during the run.
 pub(super) struct Session {
     pub config: RunConfig,
     pub mode: Mode,
     /// Steps of the whole run.
     pub steps: u64,
-    /// The ranks that share the work.
+    /// Ranks of the run.
     pub world: World,
     pub source: PolicySource,
     pub objective: Arc<dyn Objective>,
-    /// Supervised training and its section in the configuration, where there is any.
+    /// Settings of supervised training and their section in the configuration.
     pub sft: Option<(&'static str, SftConfig)>,
     pub device: Device,
     pub info: DeviceInfo,
     pub data: Data,
-    /// The chat template, where rollouts have several turns.
+    /// Chat template of multi-turn rollouts.
     pub turns: Option<TurnTemplate>,
-    /// Where the weights of a critic of its own come from.
+    /// Source of the weights of a separate critic.
     pub critic_source: Option<CriticSource>,
 }
 
-/// How a run uses memory.
+/// Memory plan of a run.
 pub(super) struct Planned {
-    /// What the planner was asked.
+    /// The planner's request.
     pub request: Request,
-    /// The plan in force.
+    /// The current plan.
     pub plan: Plan,
-    /// Plans taken because one before ran out of memory.
+    /// Plans taken because an earlier one ran out of memory.
     pub replans: u64,
 }
 
 impl Planned {
-    /// What is predicted of the plan in force.
+    /// Prediction of the current plan.
     pub fn estimate(&self) -> Estimate {
         self.request.predict(self.plan.clone()).estimate
     }
 }
 
 impl Session {
-    /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one; `files`
-    /// are those of a model of the Hub that are wanted.
+    /// Reads and checks everything that a resolved configuration names. `objective` replaces the configured one;
+    /// `files` are the files to fetch of a model of the Hub.
     pub fn open(
         mut config: RunConfig,
         mode: Mode,
@@ -85,22 +85,22 @@ impl Session {
     ) -> Result<Self> {
         let world = World::new(Arc::clone(ranks));
         check_size(&config.trainer, &world)?;
-        let asked = config.device;
-        // first, because what a preset sets depends on the device
+        let spec = config.device;
+        // first, because the values of a preset depend on the device
         let (device, info) = open_device(&mut config)?;
-        check_device(&world, asked, &info)?;
+        check_device(&world, spec, &info)?;
         let world = World::new(connect(ranks, config.trainer.ddp_backend, &device, &info)?);
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
         let source = source.in_format(config.precision, config.base());
         source.log_ends(&config.rollout.stop);
-        config.rollout.check_graphs_of(source.checkpoint.arch())?;
+        config.rollout.check_graphs(source.checkpoint.arch())?;
         let profile = profile::of(&info);
         planning::check_preset_share(&mut config, mode, source.checkpoint.arch(), &profile)?;
         if mode == Mode::Rl || !task.is_empty(Split::Validation) {
             source.check_lengths(&config)?;
         }
         check_rewards(task.as_ref())?;
-        let objective = chosen_objective(objective, &config, task.as_ref())?;
+        let objective = select_objective(objective, &config, task.as_ref())?;
         let turns = turn_template(&config, objective.needs(), task.as_ref(), &source)?;
         let sft = sft_of(&config, mode)?;
         LrSchedules::new(&config, None, config.trainer.steps)?;
@@ -109,18 +109,15 @@ impl Session {
         let critic_source = critic.map(|critic| CriticSource::open(&config, critic, &source, files));
         let critic_source = critic_source.transpose()?;
         let critic_arch = critic_source.as_ref().map(CriticSource::arch);
-        let critic_arch = critic_arch.as_ref();
-        check_sequences(&config, source.checkpoint.arch(), critic_arch)?;
-        check_matrices(&config, source.checkpoint.arch(), critic_arch)?;
-        check_layers(&config, source.checkpoint.arch(), critic_arch)?;
+        check_parallel_training(&config, source.checkpoint.arch(), critic_arch.as_ref())?;
         check_sampling_groups(&config, source.checkpoint.arch(), data.prompts.task())?;
         let mut world = world
-            .sharing_sequences(config.memory.ulysses_sequence_parallel_size)?
-            .sharing_matrices(config.memory.tensor_model_parallel_size)?
-            .in_stages(config.memory.pipeline_model_parallel_size)?
-            .sampling_together(config.rollout.tensor_model_parallel_size)?;
+            .with_sequence_parallel(config.memory.ulysses_sequence_parallel_size)?
+            .with_tensor_parallel(config.memory.tensor_model_parallel_size)?
+            .with_pipeline_stages(config.memory.pipeline_model_parallel_size)?
+            .with_rollout_tensor_parallel(config.rollout.tensor_model_parallel_size)?;
         if let Some(degree) = config.critic_sequences().filter(|_| mode == Mode::Rl) {
-            world = world.sharing_critic_sequences(degree)?;
+            world = world.with_critic_sequence_parallel(degree)?;
         }
         let steps = match (mode, &data.demonstrations) {
             (Mode::Sft, Some(examples)) => examples.steps,
@@ -129,9 +126,10 @@ impl Session {
         Ok(Self { config, mode, steps, world, source, objective, sft, device, info, data, turns, critic_source })
     }
 
-    /// Plans the run's memory, and checks that plan and device serve its optimizers. Gives their learning rates too.
+    /// Plans the run's memory, and checks that plan and device support its optimizers. Also returns their learning
+    /// rates.
     pub fn plan(&self) -> Result<(Planned, LrSchedules)> {
-        let (config, mode) = (&self.config, self.mode);
+        let config = &self.config;
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
         planning::check_longest(&plan, &request.workload, config.memory.plan.is_some())?;
@@ -141,56 +139,49 @@ impl Session {
         }
         request.memory.set_zero(plan.policy().zero);
         request.parallel = self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
-        planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
-        let sft = self.sft.as_ref();
-        check_optimizers(config, sft, mode, &plan, &self.device)?;
-        let schedules = LrSchedules::new(config, sft.filter(|_| mode == Mode::Sft), self.steps)?;
-        check_limit(config, &self.device)?;
-        check_quantised(config, mode, &plan, &self.info);
+        request.workload.kv_cache_bytes =
+            planning::cache_bytes(config, self.source.checkpoint.arch(), &request, &plan)?;
+        check_optimizers(self, &plan)?;
+        let sft = self.sft.as_ref().filter(|_| self.mode == Mode::Sft);
+        let schedules = LrSchedules::new(config, sft, self.steps)?;
+        check_limit(self)?;
+        check_quantized(self, &plan);
         Ok((Planned { request, plan, replans: 0 }, schedules))
     }
 
-    /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
+    /// Rejects, before anything is loaded, settings that several ranks do not support, and ranks that differ.
     pub fn check_ranks(&self, plan: &Plan) -> Result<()> {
         let world = &self.world;
         if world.is_solo() {
             return Ok(());
         }
-        let refuse = |what: String| Err(Error::Ranks(what));
         if plan.models.values().any(|model| model.optimizer.in_backward) {
-            return refuse(
-                "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start one rank".into(),
-            );
+            return Err(Error::Ranks(
+                "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start \
+                 one rank"
+                    .into(),
+            ));
         }
         let plan = serde_json::to_vec(plan).unwrap_or_default();
         world.same("the memory plan", START_ALIKE, &plan)?;
-        world.same("the configuration", START_ALIKE, self.compared().to_yaml()?.as_bytes())
-    }
-
-    /// What has to be the same on every rank.
-    fn compared(&self) -> RunConfig {
-        let mut config = RunConfig {
-            // a number of its own on every rank
-            device: DeviceSpec::Auto,
-            ..self.config.clone()
-        };
-        // a rank that exceeds its own tells the others
+        // ranks may have devices and limits of their own
+        let mut config = RunConfig { device: DeviceSpec::Auto, ..self.config.clone() };
         config.memory.limit = None;
-        config
+        world.same("the configuration", START_ALIKE, config.to_yaml()?.as_bytes())
     }
 
-    /// Whether completions are judged: not in supervised training that validates on no prompts.
+    /// Returns true if completions get rewards: not in supervised training without validation prompts.
     pub fn judges(&self) -> bool {
         self.mode == Mode::Rl || !self.data.prompts.validation.is_empty()
     }
 
-    /// What the planner is asked.
+    /// The planner's request.
     fn request(&self) -> Result<Request> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let rewards = self.data.prompts.task().rewards();
         let rewards = rewards.filter(|_| self.judges());
         let rewards = rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
-        let examined = self.data.survey(&self.source)?;
+        let stats = self.data.stats(&self.source)?;
         let (profile, free) = (profile_of(&self.world, &self.info)?, self.free_bytes()?);
         let parallel = self.parallel(config.memory.zero(), cluster(&self.world, &profile)?);
         let mut request = planning::request(config, self.mode, arch, profile, free)?;
@@ -203,63 +194,56 @@ impl Session {
             request.workload.critic = None;
         }
         request.workload.rewards = rewards;
-        planning::observe(&mut request.workload, examined);
+        planning::observe(&mut request.workload, stats);
         Ok(request)
     }
 
-    /// The ranks that predicted bytes are those of one of. Without `ZeRO` and NCCL a plan is as for one rank alone,
-    /// where ranks share neither sequences nor matrices, and have no stages.
+    /// Parallelism that the prediction assumes. Without `ZeRO`, NCCL and groups of ranks, a plan is as for one rank.
     fn parallel(&self, zero: Zero, cluster: Option<Cluster>) -> Parallel {
-        let world = &self.world;
-        let critic = world.of_critic().sequence_size();
+        let (world, parallel) = (&self.world, self.divided(zero, cluster));
+        let critic = world.for_critic().sequence_size();
         let groups = [world.sequence_size(), critic, world.sampling_size(), world.tensor_size(), world.stages()];
-        let through_host = world.buffers_home() == Home::Host;
-        let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1) && through_host;
-        if world.is_solo() || alike {
-            return Parallel::default();
-        }
-        self.divided(zero, cluster)
+        let as_one = zero == Zero::Off && groups.iter().all(|&size| size == 1) && !parallel.nccl;
+        if world.is_solo() || as_one { Parallel::default() } else { parallel }
     }
 
-    /// How the ranks of this run divide its work, and what replicas share out at a stage.
+    /// Parallelism of the run's ranks at a `ZeRO` stage.
     pub(super) fn divided(&self, zero: Zero, cluster: Option<Cluster>) -> Parallel {
-        let sequence = self.world.sequence_size() as u64;
-        let together = self.world.sampling_size() as u64;
-        let tensor = self.world.tensor_size() as u64;
-        let critic = self.world.of_critic().sequence_size() as u64;
-        let replicas = self.world.replicas();
+        let world = &self.world;
+        let [sequence, critic_sequence, tensor, rollout_tensor] =
+            [world.sequence_size(), world.for_critic().sequence_size(), world.tensor_size(), world.sampling_size()]
+                .map(|size| size as u64);
         Parallel {
             cluster,
-            data: self.world.data_size() as u64,
-            // one that has all shares nothing out
-            zero: if replicas.is_solo() { Zero::Off } else { zero },
+            data: world.data_size() as u64,
+            // a single replica shards nothing
+            zero: if world.replicas().is_solo() { Zero::Off } else { zero },
             tensor,
-            pipeline: self.world.stages() as u64,
+            pipeline: world.stages() as u64,
             sequence,
-            critic_sequence: Some(critic).filter(|&n| n != sequence),
-            rollout_tensor: Some(together).filter(|&n| n != tensor),
-            nccl: self.world.buffers_home() == Home::Device,
+            critic_sequence: Some(critic_sequence).filter(|&size| size != sequence),
+            rollout_tensor: Some(rollout_tensor).filter(|&size| size != tensor),
+            nccl: world.buffers_home() == Home::Device,
         }
     }
 
-    /// What the device has free; of several ranks the least, so that all make the same plan.
+    /// Free bytes of the device, the least of all ranks, so that all make the same plan; `None` if one rank does not
+    /// know.
     fn free_bytes(&self) -> Result<Option<u64>> {
-        let own = free_bytes(&self.info);
+        let free = free_bytes(&self.info);
         if self.world.is_solo() {
-            return Ok(own);
+            return Ok(free);
         }
-        let all = self.world.gather::<Option<u64>>(&own)?;
-        // where one does not know, nobody does
-        Ok(all.into_iter().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()))
+        let ranks = self.world.gather::<Option<u64>>(&free)?;
+        Ok(ranks.into_iter().collect::<Option<Vec<u64>>>().and_then(|free| free.into_iter().min()))
     }
 
-    /// Whether a reference policy has weights of its own; with adapters it is the policy with them off.
+    /// Returns true if there is a separate reference policy; with adapters it is the policy without them.
     fn has_reference(&self) -> bool {
-        let compares = self.mode == Mode::Rl && self.objective.needs().reference;
-        compares && self.config.model.lora.is_none()
+        self.mode == Mode::Rl && self.objective.needs().reference && self.config.model.lora.is_none()
     }
 
-    /// The plan in a file, the one that fits the budget, or what the settings spell out.
+    /// The plan in a file, the one that fits the budget, or the configured one.
     fn find_plan(&self, request: &Request) -> Result<Plan> {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let plan = match (&config.memory.plan, request.budget) {
@@ -268,7 +252,7 @@ impl Session {
                 &PlannedFor {
                     ranks: self.world.size(),
                     sequence: self.world.sequence_size(),
-                    critic_sequence: self.world.of_critic().sequence_size(),
+                    critic_sequence: self.world.for_critic().sequence_size(),
                     tensor: self.world.tensor_size(),
                     pipeline: self.world.stages(),
                     sampling: self.world.sampling_size(),
@@ -282,11 +266,11 @@ impl Session {
             model.check(critic.filter(|_| *role == Role::Critic).unwrap_or(arch))?;
         }
         request.check_buffers(&plan)?;
-        for (wanted, found, what) in [
+        for (needed, planned, what) in [
             (self.has_reference(), plan.reference(), "compares with a reference policy"),
             (self.critic_source.is_some(), plan.critic(), "has a critic"),
         ] {
-            if wanted && found.is_none() {
+            if needed && planned.is_none() {
                 return Err(Error::Plan(PlanError::Plan(format!(
                     "the objective {what}, and the plan has none; make one for this configuration with \
                  `firebrick plan CONFIG --output FILE`"
@@ -296,12 +280,12 @@ impl Session {
         Ok(plan)
     }
 
-    /// Whether the policy is trained in the step after so many; not while the critic trains alone.
+    /// Returns true if the policy is trained in the step after `finished` steps; not while only the critic is.
     pub fn trains_policy(&self, finished: u64) -> bool {
         finished >= self.config.critic.as_ref().map_or(0, |critic| critic.warmup)
     }
 
-    /// The optimizer that the policy begins with.
+    /// The policy's first optimizer.
     pub fn optimizer(&self) -> &OptimConfig {
         match (&self.sft, self.mode) {
             (Some((_, sft)), Mode::Sft) => &sft.optim,
@@ -313,12 +297,12 @@ impl Session {
 /// The learning-rate schedules of a run's steps.
 pub(super) struct LrSchedules {
     pub policy: LrSchedule,
-    /// Of a critic with an optimizer of its own.
+    /// Of a separate critic.
     pub critic: Option<LrSchedule>,
 }
 
 impl LrSchedules {
-    /// Those of RL, or of supervised training by a section's settings.
+    /// Schedules of RL, or of supervised training with a section's settings.
     fn new(config: &RunConfig, sft: Option<&(&'static str, SftConfig)>, steps: u64) -> Result<Self> {
         let schedule = |optim: &OptimConfig| Ok::<_, Error>(optim.lr_scheduler.build(optim.lr, steps)?);
         let policy = schedule(sft.map_or(&config.optim, |(_, sft)| &sft.optim))?;
@@ -328,7 +312,7 @@ impl LrSchedules {
     }
 }
 
-/// The device of a run, which has to compute in the run's precision. A preset's values that it cannot do are given up.
+/// Opens the device of a run, which must support the run's precision. Drops preset values that it does not support.
 fn open_device(config: &mut RunConfig) -> Result<(Device, DeviceInfo)> {
     device::allow_tf32(config.allow_tf32);
     let (device, info) = device::open(config.device)?;

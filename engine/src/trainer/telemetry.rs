@@ -1,4 +1,4 @@
-//! What a run measures and writes of itself.
+//! Files, observer and measurements of a run.
 
 use super::models::Loaded;
 use super::session::{Planned, Session};
@@ -11,19 +11,18 @@ use firebrick_backends::allocator::without_peak;
 
 /// Files, observer and measurements of a run.
 pub(super) struct Telemetry {
-    /// Files and observer.
     pub recorder: Recorder,
     pub ledger: Ledger,
     /// Memory timelines.
     pub snapshots: Snapshots,
-    /// The trace of some steps.
+    /// Trace of some steps.
     pub profiler: Profiler,
     /// Seconds of the phases since they were last reported.
     pub timings: PhaseTimings,
 }
 
 impl Telemetry {
-    /// What a run measures that begins in a state, under a plan; `profile`: so many of its steps are traced.
+    /// Telemetry of a run that begins in a state, under a plan. Traces `profile` steps.
     pub fn begin(
         recorder: Recorder,
         session: &Session,
@@ -47,19 +46,19 @@ impl Telemetry {
         }
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub fn begin_step(&mut self, step: u64) {
         let profiled = self.profiler.begin_step(step);
         self.snapshots.begin_step(step, profiled);
     }
 
-    /// It ends, done or not.
+    /// Ends the step, whether it succeeded or not.
     pub fn end_step(&mut self) {
-        self.profiler.end_step(self.recorder.run());
+        self.profiler.end_step(&self.recorder.run);
     }
 
-    /// Writes the timeline where a part of the run has failed: always where memory ran out, and else where one was
-    /// asked for and is not written yet.
+    /// Writes the timeline if a part of the run has failed: always if memory ran out, else if one is due and not yet
+    /// written.
     pub fn dump_timeline_on_oom<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             if error.out_of_memory().is_some() {
@@ -71,7 +70,7 @@ impl Telemetry {
         result
     }
 
-    /// Writes the memory timeline as things are. Nothing is changed by it, and no failure of it is one of the run.
+    /// Writes the memory timeline. A failure to write does not end the run.
     pub fn write_timeline(&mut self, reason: Reason, error: Option<&Error>) {
         let error = error.map(ToString::to_string);
         without_peak(|| {

@@ -56,10 +56,10 @@ impl Runs {
 
     /// Steps whose checkpoints there are.
     fn checkpoints(&self, run: &str) -> Vec<u64> {
-        let found = std::fs::read_dir(self.path(run).join("checkpoints")).unwrap();
+        let entries = std::fs::read_dir(self.path(run).join("checkpoints")).unwrap();
         let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
         let mut steps: Vec<u64> =
-            found.map(|entry| name(entry).to_str().unwrap()["step-".len()..].parse().unwrap()).collect();
+            entries.map(|entry| name(entry).to_str().unwrap()["step-".len()..].parse().unwrap()).collect();
         steps.sort_unstable();
         steps
     }
@@ -207,7 +207,7 @@ fn an_objective_that_needs_a_critic_is_refused_where_there_is_none() {
     assert!(!Path::new(&runs.path("run")).exists());
 }
 
-/// An objective of one's own is planned for what it needs: as a run is whose configuration names it.
+/// A custom objective is planned like a configured one.
 #[test]
 fn an_objective_that_is_passed_in_is_planned_like_a_configured_one() {
     let runs = Runs::new();
@@ -218,27 +218,27 @@ fn an_objective_that_is_passed_in_is_planned_like_a_configured_one() {
         "objective.top_entropy_quantile=0.2",
     ];
     let named = parse(TINY, &settings.map(String::from)).unwrap();
-    let own = named.objective.build().unwrap();
-    let needs = own.needs();
+    let objective = named.objective.build().unwrap();
+    let needs = objective.needs();
     assert!(needs.greedy && needs.entropy && needs.scores && needs.reference);
-    let workload = |config: RunConfig, own: Option<PolicyGradient>, run: &str| {
+    let workload = |config: RunConfig, objective: Option<PolicyGradient>, run: &str| {
         let mut config = config;
         config.output = runs.path(run);
         let builder = Trainer::builder(config);
-        let builder = match own {
-            Some(own) => builder.objective(own),
+        let builder = match objective {
+            Some(objective) => builder.objective(objective),
             None => builder,
         };
         builder.build().unwrap().recovery.planned.request.workload
     };
-    let passed_in = workload(runs.config("own"), Some(own), "own");
+    let passed_in = workload(runs.config("custom"), Some(objective), "custom");
     assert_eq!(passed_in, workload(named, None, "named"));
     assert_ne!(passed_in, workload(runs.config("grpo"), None, "grpo"));
 }
 
 /// An objective that finds no memory for one of its losses.
 struct Refused {
-    own: PolicyGradient,
+    objective: PolicyGradient,
     losses: AtomicUsize,
     at: usize,
 }
@@ -247,11 +247,11 @@ impl TokenLoss for Refused {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let loss = self.losses.fetch_add(1, Ordering::SeqCst);
         assert!(loss != self.at, "CUDA_ERROR_OUT_OF_MEMORY");
-        self.own.loss(scores, inputs)
+        self.objective.loss(scores, inputs)
     }
 
     fn separates(&self) -> bool {
-        self.own.separates()
+        self.objective.separates()
     }
 }
 
@@ -261,11 +261,11 @@ impl Objective for Refused {
         rollouts: &mut [Rollout],
         coefficients: &mut AdaptiveCoefficients,
     ) -> Vec<(String, f64)> {
-        self.own.compute_advantages(rollouts, coefficients)
+        self.objective.compute_advantages(rollouts, coefficients)
     }
 
     fn prepare(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
-        self.own.prepare(step, coefficients);
+        self.objective.prepare(step, coefficients);
     }
 }
 
@@ -291,12 +291,12 @@ fn memory_that_runs_out_while_weights_change_ends_the_run_which_resumes_from_its
     let refused: crate::Result<()> = trainer
         .recovery
         .run_irreversible(Phase::UpdateActor, |_| panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half"));
-    let said = refused.unwrap_err().to_string();
+    let message = refused.unwrap_err().to_string();
     for part in [
         "out of memory: the update_actor phase of step 2",
         "memory ran out while weights were updated, so the step cannot be replayed; resume from the last checkpoint",
     ] {
-        assert!(said.contains(part), "{said}");
+        assert!(message.contains(part), "{message}");
     }
     drop(trainer);
     resumes(&runs, &settings);
@@ -314,14 +314,14 @@ fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_f
         "trainer.train_batch_size=1",
     ];
     let config = runs.config_with("run", &settings);
-    let objective = Refused { own: config.objective.build().unwrap(), losses: AtomicUsize::new(0), at: 1 };
+    let objective = Refused { objective: config.objective.build().unwrap(), losses: AtomicUsize::new(0), at: 1 };
     let built = Trainer::builder(config).objective(objective).build();
-    let said = built.unwrap().run().unwrap_err().to_string();
+    let message = built.unwrap().run().unwrap_err().to_string();
     for part in [
         "out of memory: the update_actor phase of step 2",
         "memory.step_in_backward updates segments on the way, so the step cannot be replayed; resume from the last checkpoint",
     ] {
-        assert!(said.contains(part), "{said}");
+        assert!(message.contains(part), "{message}");
     }
     resumes(&runs, &settings);
 }
@@ -330,14 +330,14 @@ fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_f
 fn a_panic_of_one_ranks_copier_thread_ends_the_run_of_all_and_names_the_rank() {
     let runs = Runs::new();
     let ended = Threads::run(2, Settings::default(), |rank| {
-        let own = rank.rank();
+        let index = rank.rank();
         let config = runs.config_with("run", &["memory.optimizer_offload=cpu"]);
         let mut trainer = Trainer::builder(config).world(rank).build().unwrap();
         trainer.step().unwrap();
         let copier = Copier::asynchronous(&trainer.session.device);
         let failed = trainer.recovery.phase(Phase::UpdateActor, |run| {
             run.recovering(Phase::UpdateActor, |_| {
-                if own == 1 {
+                if index == 1 {
                     copier.run(|| -> firebrick_backends::Result<()> { panic!("a copy tore") }).wait()?;
                 }
                 Ok(())
@@ -345,9 +345,9 @@ fn a_panic_of_one_ranks_copier_thread_ends_the_run_of_all_and_names_the_rank() {
         });
         trainer.broadcast_failure(failed).expect_err("an end").to_string()
     });
-    for (rank, said) in ended.into_iter().enumerate() {
-        let said = said.unwrap();
-        assert!(said.contains("a copy tore"), "{rank}: {said}");
-        assert!(rank == 1 || said.contains("rank 1"), "{rank}: {said}");
+    for (rank, message) in ended.into_iter().enumerate() {
+        let message = message.unwrap();
+        assert!(message.contains("a copy tore"), "{rank}: {message}");
+        assert!(rank == 1 || message.contains("rank 1"), "{rank}: {message}");
     }
 }

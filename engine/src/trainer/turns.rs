@@ -1,4 +1,4 @@
-//! Rollouts over several turns in a run: what it needs of template, task and settings, and sampling with environments.
+//! Multi-turn rollouts in a run: checks of template, task and settings, and sampling with environments.
 
 use crate::checkpoint::PolicySource;
 use crate::config::{MultiTurn, RolloutConfig, RunConfig};
@@ -12,14 +12,13 @@ use firebrick_sampler::{Generated, GenerationRequest, Generator, Next, Sample, S
 use std::borrow::Cow;
 use std::cell::RefCell;
 
-/// The part of the reward that environments give.
+/// Name of the reward part of environments.
 pub(super) const ENVIRONMENT: &str = "environment";
 
-/// The template of a run whose task has environments, checked with its first conversation; none where the task has
-/// none.
+/// Template of a run whose task has environments, checked with its first conversation.
 ///
 /// # Errors
-/// [`Error::Config`] for a template that is not prefix-preserving, and for settings that environments do not go with.
+/// [`Error::Config`] for a template that is not prefix-preserving, and for settings that environments do not support.
 pub(super) fn turn_template(
     config: &RunConfig,
     needs: Needs,
@@ -75,25 +74,13 @@ pub(super) fn turn_template(
     Ok(Some(template))
 }
 
-/// The limits of a run's rollouts.
-fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
-    let own = &rollout.multi_turn;
-    Limits {
-        max_assistant_turns: own.max_assistant_turns,
-        max_tool_response_length: own.max_tool_response_length,
-        stop_ids: source.ends.ids.clone(),
-        stop: rollout.stop.clone(),
-        prompt_length: rollout.prompt_length,
-    }
-}
-
-/// Environments of the rollouts of some prompts, if the task has any.
-pub(super) struct EnvironmentSession<'a>(Option<RefCell<Episodes<'a>>>);
+/// Environments of the rollouts of some prompts.
+pub(super) struct EnvironmentSession<'a>(RefCell<Episodes<'a>>);
 
 impl<'a> EnvironmentSession<'a> {
-    /// Resets the environments of a task that has some; `first` is the key of the first prompt.
+    /// Resets an environment per rollout; `first` is the key of the first prompt.
     pub fn begin(
-        template: Option<&'a TurnTemplate>,
+        template: &'a TurnTemplate,
         task: &'a dyn Task,
         rollout: &RolloutConfig,
         source: &PolicySource,
@@ -101,28 +88,29 @@ impl<'a> EnvironmentSession<'a> {
         n: usize,
         first: DrawKey,
     ) -> Result<Self> {
-        let (Some(template), Some(environments)) = (template, task.environments()) else {
-            return Ok(Self(None));
+        let Some(environments) = task.environments() else { unreachable!("a template is made for environments") };
+        let limits = Limits {
+            max_assistant_turns: rollout.multi_turn.max_assistant_turns,
+            max_tool_response_length: rollout.multi_turn.max_tool_response_length,
+            stop_ids: source.ends.ids.clone(),
+            stop: rollout.stop.clone(),
+            prompt_length: rollout.prompt_length,
         };
-        let limits = limits(rollout, source);
-        let tokenizer = &source.tokenizer;
-        let begun = Episodes::begin(environments, template, limits, prompts, n, first, tokenizer)?;
-        Ok(Self(Some(RefCell::new(begun))))
+        let episodes = Episodes::begin(environments, template, limits, prompts, n, first, &source.tokenizer)?;
+        Ok(Self(RefCell::new(episodes)))
     }
 
-    /// The prompts with what environments have added, where there are any.
-    pub fn prompts(&self) -> Option<Vec<Prompt>> {
-        let own = self.0.as_ref()?;
-        Some(own.borrow().prompts().to_vec())
+    /// The prompts, with additions of environments.
+    pub fn prompts(&self) -> Vec<Prompt> {
+        self.0.borrow().prompts().to_vec()
     }
 
-    /// What came of a completion that has ended; none without an environment.
-    pub fn outcome(&self, sample: &Sample) -> Option<Outcome> {
-        let own = self.0.as_ref()?.borrow();
-        Some(own.outcome(sample.request, sample.sample).clone())
+    /// Outcome of a completion that has ended.
+    pub fn outcome(&self, sample: &Sample) -> Outcome {
+        self.0.borrow().outcome(sample.request, sample.sample).clone()
     }
 
-    /// Samples completions of their prompts: of one turn, or of as many as the environments answer.
+    /// Samples completions of as many turns as the environments answer.
     pub fn run(
         &self,
         generator: &Generator<'_>,
@@ -131,19 +119,17 @@ impl<'a> EnvironmentSession<'a> {
         limits: &SchedulerConfig,
         ended: impl FnMut(&Sample),
     ) -> Result<Generated> {
-        let Some(episodes) = &self.0 else {
-            return Ok(generator.run_with(requests, n, limits, ended)?);
-        };
+        let episodes = &self.0;
         // a turn is prefilled from the end of the one before
         let limits = SchedulerConfig { keep_completions: true, ..*limits };
-        let apart = episodes.borrow().requests(requests);
-        let mut turns = Shared { episodes, group: apart.as_ref().map(|_| n) };
-        let Some(requests) = apart else {
+        let per_rollout = episodes.borrow().requests(requests);
+        let mut turns = Shared { episodes, group: per_rollout.as_ref().map(|_| n) };
+        let Some(requests) = per_rollout else {
             let generated = generator.run_turns(requests, n, &limits, &mut turns, ended)?;
             episodes.borrow().check()?;
             return Ok(generated);
         };
-        // each rollout is a request: its places in its group are put back
+        // each rollout is a request: restore its place in the group
         let mut ended = ended;
         let mut ended = |sample: &Sample| ended(&placed(sample, Some(n)));
         let mut generated = generator.run_turns(&requests, 1, &limits, &mut turns, &mut ended)?;
@@ -154,17 +140,16 @@ impl<'a> EnvironmentSession<'a> {
         Ok(generated)
     }
 
-    /// What came of the rollouts, in the order of prompts and samples; none without environments.
-    pub fn outcomes(self) -> Option<Vec<Outcome>> {
-        let own = self.0?;
-        Some(own.into_inner().into_outcomes())
+    /// Outcomes of the rollouts, in the order of prompts and samples.
+    pub fn outcomes(self) -> Vec<Outcome> {
+        self.0.into_inner().into_outcomes()
     }
 }
 
-/// Episodes that are looked at between their turns.
+/// Episodes that the sampler asks between turns.
 struct Shared<'e, 'a> {
     episodes: &'e RefCell<Episodes<'a>>,
-    /// Rollouts of a group, where each rollout is a request.
+    /// Rollouts of a group, if each rollout is a request.
     group: Option<usize>,
 }
 
@@ -174,17 +159,17 @@ impl Turns for Shared<'_, '_> {
     }
 
     fn awaited(&mut self) -> Vec<((usize, usize), Next)> {
-        let mut all = self.episodes.borrow_mut().awaited();
+        let mut answers = self.episodes.borrow_mut().awaited();
         if let Some(n) = self.group {
-            for ((request, sample), _) in &mut all {
+            for ((request, sample), _) in &mut answers {
                 (*request, *sample) = (*request * n + *sample, 0);
             }
         }
-        all
+        answers
     }
 }
 
-/// A sample with its prompt and its place in the group, where each rollout was a request.
+/// A sample with its prompt and its place in the group, if each rollout was a request.
 fn placed(sample: &Sample, group: Option<usize>) -> Cow<'_, Sample> {
     match group {
         None => Cow::Borrowed(sample),

@@ -1,18 +1,16 @@
-//! Updates: epochs and mini-batches over a step's rollouts or examples, one optimizer step of the policy or the critic
-//! each.
+//! Updates: epochs and mini-batches over a step's rollouts or examples, one optimizer step of policy or critic each.
 
 use super::recovery::Recovery;
 use super::scorer::replayed;
 use super::session::{LrSchedules, Session};
 use crate::batch::DropoutStep;
-use crate::checkpoint::TrainerState;
 use crate::config::{CriticConfig, Mode, OldLogProbs};
 use crate::data::SftDataset;
 use crate::executor::HeadLoss;
-use crate::learner::Updated;
 use crate::metrics::{Phase, UpdateReport};
 use crate::objective::mismatch::MismatchMetrics;
 use crate::objective::{LossSums, OptimizerStep, TokenLoss};
+use crate::optim::StepOutcome;
 use crate::plan::Role;
 use crate::rollout::Rollout;
 use crate::sequence::{SampleId, Sequence, TokenColumns};
@@ -30,20 +28,21 @@ const MAX_SKIPPED: u64 = 10;
 /// The loss of an optimizer step, and the phase whose model it updates.
 pub(super) struct StepLoss<'l> {
     pub phase: Phase,
-    /// What logits are divided by.
+    /// Divisor of the logits.
     pub temperature: f64,
     pub loss: HeadLoss<'l>,
 }
 
-/// Makes optimizer steps, and counts those that are skipped.
+/// Runs optimizer steps and counts skipped ones.
 pub(super) struct Updater {
     session: Arc<Session>,
     pub schedules: LrSchedules,
-    /// Examples of supervised training, where there is or was to come any.
+    /// Examples of supervised training, until it is over.
     pub demonstrations: Option<Arc<SftDataset>>,
-    /// Optimizer steps skipped in a row, by phase: for gradients that were not finite, or that only overflowed.
-    skipped_in_a_row: BTreeMap<Phase, u64>,
-    overflows_in_a_row: BTreeMap<Phase, u64>,
+    /// Consecutive optimizer steps skipped for non-finite gradients, by phase.
+    consecutive_skips: BTreeMap<Phase, u64>,
+    /// Consecutive optimizer steps whose gradients overflowed under the loss scale, by phase.
+    consecutive_overflows: BTreeMap<Phase, u64>,
 }
 
 impl Updater {
@@ -52,99 +51,93 @@ impl Updater {
             session: Arc::clone(session),
             schedules,
             demonstrations,
-            skipped_in_a_row: BTreeMap::new(),
-            overflows_in_a_row: BTreeMap::new(),
+            consecutive_skips: BTreeMap::new(),
+            consecutive_overflows: BTreeMap::new(),
         }
     }
 
-    /// Whether the last update of a model was skipped for gradients that were not finite. One that only overflowed
-    /// under its loss scale is, where the next, at half the scale, did too.
+    /// Returns true if the last update of a model was skipped for non-finite gradients. An overflow under the loss
+    /// scale counts if the next update, at half the scale, overflowed too.
     pub fn skips_updates(&self) -> bool {
-        !self.skipped_in_a_row.is_empty() || self.overflows_in_a_row.values().any(|&count| count > 1)
+        !self.consecutive_skips.is_empty() || self.consecutive_overflows.values().any(|&count| count > 1)
     }
 
-    /// Forgets what was skipped in a phase whose optimizer is gone.
-    pub fn forget(&mut self, phase: Phase) {
-        self.skipped_in_a_row.remove(&phase);
-        self.overflows_in_a_row.remove(&phase);
+    /// Resets the counts of a phase.
+    pub fn reset_skips(&mut self, phase: Phase) {
+        self.consecutive_skips.remove(&phase);
+        self.consecutive_overflows.remove(&phase);
     }
 
-    /// Learning rate of the critic in the step after so many; none of a run whose critic has no optimizer of its own.
+    /// Learning rate of a critic with its own optimizer, in the step after `finished` steps.
     pub fn critic_lr(&self, finished: u64) -> Option<f64> {
         self.schedules.critic.as_ref().map(|schedule| schedule.lr(finished))
     }
 
-    /// Learning rate of the policy in the step after so many; none while the critic trains alone.
+    /// Learning rate of the policy in the step after `finished` steps; `None` while only the critic trains.
     pub fn actor_lr(&self, finished: u64) -> Option<f64> {
         self.session.trains_policy(finished).then(|| self.schedules.policy.lr(finished))
     }
 
-    /// The policy's update.
-    pub fn update_policy(
-        &mut self,
-        run: &mut Recovery,
-        state: &mut TrainerState,
-        rollouts: &[Rollout],
-        lr: f64,
-    ) -> Result<UpdateReport> {
+    /// Updates the policy.
+    pub fn update_policy(&mut self, run: &mut Recovery, rollouts: &[Rollout], lr: f64) -> Result<UpdateReport> {
         let session = Arc::clone(&self.session);
-        let config = &session.config;
-        let mut report = UpdateReport::new(lr);
+        let (config, objective) = (&session.config, session.objective.as_ref());
         let shared = config.shared_critic();
-        report.value_lr = shared.map(|critic| lr * critic.value_rate(&config.optim));
-        let objective = session.objective.as_ref();
-        let compared = MismatchMetrics(objective);
-        for mini in minibatches(&session, rollouts, state.step) {
-            let sequences = self.policy_sequences(run, state, &mini)?;
-            // until the first step, sampler and trainer have the same weights
+        let value_lr = shared.map(|critic| lr * critic.value_rate(&config.optim));
+        let with_mismatch = MismatchMetrics(objective);
+        self.update(run, rollouts, UpdateReport { value_lr, ..UpdateReport::new(lr) }, |updater, run, mini, report| {
+            let sequences = updater.policy_sequences(run, mini)?;
+            // before the first optimizer step, sampler and trainer have the same weights
             let first = report.grad_norm.value().is_none();
-            let tokens: &dyn TokenLoss = if first && compares_with_sampler(run) { &compared } else { objective };
-            let loss = match shared {
-                Some(critic) => critic.joint_loss(tokens),
-                None => tokens.into(),
-            };
+            let tokens: &dyn TokenLoss = if first && compares_with_sampler(run) { &with_mismatch } else { objective };
+            let loss = shared.map_or(tokens.into(), |critic| critic.joint_loss(tokens));
             let step = StepLoss { phase: Phase::UpdateActor, temperature: config.rollout.temperature, loss };
-            if let Some(sums) = self.optimizer_step(run, state, &sequences, step, &mut report)? {
-                objective.update_coefficients(&sums, &mut state.coefficients);
+            if let Some(sums) = updater.optimizer_step(run, &sequences, step, report)? {
+                objective.update_coefficients(&sums, &mut run.state.coefficients);
             }
-        }
-        Ok(report)
+            Ok(())
+        })
     }
 
-    /// The critic's update.
-    pub fn update_critic(
-        &mut self,
-        run: &mut Recovery,
-        state: &mut TrainerState,
-        rollouts: &[Rollout],
-        lr: f64,
-    ) -> Result<UpdateReport> {
+    /// Updates the critic.
+    pub fn update_critic(&mut self, run: &mut Recovery, rollouts: &[Rollout], lr: f64) -> Result<UpdateReport> {
         let session = Arc::clone(&self.session);
-        let mut report = UpdateReport::new(lr);
         let Some(critic) = &session.config.critic else { unreachable!("a phase of the critic") };
         let loss = critic.loss();
-        for mini in minibatches(&session, rollouts, state.step) {
-            let sequences = critic_sequences(critic, session.config.rollout.response_length, &mini);
+        self.update(run, rollouts, UpdateReport::new(lr), |updater, run, mini, report| {
+            let sequences = critic_sequences(critic, session.config.rollout.response_length, mini);
             let step = StepLoss { phase: Phase::UpdateCritic, temperature: 1.0, loss: loss.into() };
-            self.optimizer_step(run, state, &sequences, step, &mut report)?;
+            updater.optimizer_step(run, &sequences, step, report).map(drop)
+        })
+    }
+
+    /// Runs `step` on the mini-batches of all epochs.
+    fn update(
+        &mut self,
+        run: &mut Recovery,
+        rollouts: &[Rollout],
+        mut report: UpdateReport,
+        mut step: impl FnMut(&mut Self, &mut Recovery, &[&Rollout], &mut UpdateReport) -> Result<()>,
+    ) -> Result<UpdateReport> {
+        for mini in minibatches(&run.session, rollouts, run.state.step) {
+            step(self, run, &mini, &mut report)?;
         }
         Ok(report)
     }
 
     /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a
-    /// warning. Too many skips in a row end the run. Where no token has a weight in the loss there is no step: neither
-    /// decay nor momentum moves the model, and the result is none.
+    /// warning. [`MAX_SKIPPED`] consecutive skips end the run. Returns `None` without a step, so without weight decay
+    /// and momentum, if no token has a weight in the loss.
     pub fn optimizer_step(
         &mut self,
         run: &mut Recovery,
-        state: &mut TrainerState,
         sequences: &[Sequence],
         StepLoss { phase, temperature, loss }: StepLoss<'_>,
         report: &mut UpdateReport,
     ) -> Result<Option<LossSums>> {
-        if !sequences.iter().any(teaches) {
+        if !sequences.iter().any(has_weight) {
             report.skipped_empty += 1;
-            let step = state.step + 1;
+            let step = run.state.step + 1;
             tracing::warn!(
                 "step {step}, {phase}: no token has a weight in the loss, so no optimizer step is taken; the metrics \
                  rollout/unjudged and rollout/masked count completions without a reward and masked ones"
@@ -153,59 +146,52 @@ impl Updater {
         }
         let lr = report.lr;
         let learner = run.models.learner(phase);
-        let step = learner.optimizer.steps() + state.skipped_steps;
+        let step = learner.optimizer.steps() + run.state.skipped_steps;
         learner.dropout = DropoutStep { seed: self.session.config.trainer.seed, step };
         let accumulate = |run: &mut Recovery| run.models.learner(phase).accumulate(sequences, temperature, loss, lr);
         let gradients = run.recovering(phase, accumulate).map_err(|error| match error {
-            Error::PartlyApplied { .. } => Error::PartlyApplied { way_back: run.way_back(state) },
+            Error::PartlyApplied { .. } => Error::PartlyApplied { way_back: run.resume_advice() },
             error => error,
         })?;
         let updated = run.run_irreversible(phase, |models| models.learner(phase).apply(gradients, lr))?;
         run.check_after(phase)?;
         report.add(&updated);
-        self.check_skipped(run, state, phase, &updated)?;
+        self.check_skipped(run, phase, updated.outcome)?;
         Ok(Some(updated.sums))
     }
 
-    /// Counts an optimizer step that was skipped. Too many in a row end the run.
-    fn check_skipped(
-        &mut self,
-        run: &mut Recovery,
-        state: &mut TrainerState,
-        phase: Phase,
-        updated: &Updated,
-    ) -> Result<()> {
-        let outcome = updated.outcome;
+    /// Counts a skipped optimizer step. [`MAX_SKIPPED`] consecutive ones end the run.
+    fn check_skipped(&mut self, run: &mut Recovery, phase: Phase, outcome: StepOutcome) -> Result<()> {
         if outcome.applied {
-            self.forget(phase);
+            self.reset_skips(phase);
             return Ok(());
         }
-        state.skipped_steps += 1;
-        let step = state.step + 1;
+        run.state.skipped_steps += 1;
+        let step = run.state.step + 1;
         if let (true, Some(scale)) = (outcome.rescaled, outcome.loss_scale) {
             let next = scale / 2.0;
             tracing::info!(
                 "step {step}, {phase}: gradients overflow under a loss scale of {scale}; the update is skipped, and the scale \
                  is {next} from now on"
             );
-            // before the first update the scale is looked for, and the weights are those that the run began with
+            // until the first update, overflows only search for the scale, and the weights are the initial ones
             if run.models.learner(phase).optimizer.steps() > 0 {
-                *self.overflows_in_a_row.entry(phase).or_default() += 1;
+                *self.consecutive_overflows.entry(phase).or_default() += 1;
             }
             return Ok(());
         }
-        let skipped = self.skipped_in_a_row.entry(phase).or_default();
+        let skipped = self.consecutive_skips.entry(phase).or_default();
         *skipped += 1;
         let count = *skipped;
         tracing::warn!("step {step}, {phase}: the gradient norm is {}; the update is skipped", outcome.grad_norm);
         if count < MAX_SKIPPED {
             return Ok(());
         }
-        let (section, way_back) = (self.optimizer_section(phase), run.way_back(state));
+        let (section, way_back) = (self.optimizer_section(phase), run.resume_advice());
         Err(Error::NonFinite { phase: phase.name(), section, step, count, way_back })
     }
 
-    /// The section of the optimizer of a phase.
+    /// Configuration section of a phase's optimizer.
     fn optimizer_section(&self, phase: Phase) -> &'static str {
         match (phase.updates(), self.session.mode) {
             (Some(Role::Critic), _) => "critic.optim",
@@ -215,13 +201,8 @@ impl Updater {
         }
     }
 
-    /// Sequences of one optimizer step of the policy, with everything fixed that they share.
-    fn policy_sequences(
-        &self,
-        run: &mut Recovery,
-        state: &mut TrainerState,
-        mini: &[&Rollout],
-    ) -> Result<Vec<Sequence>> {
+    /// Sequences of one optimizer step of the policy, prepared by the objective.
+    fn policy_sequences(&self, run: &mut Recovery, mini: &[&Rollout]) -> Result<Vec<Sequence>> {
         let (config, objective) = (&self.session.config, &self.session.objective);
         let mut sequences: Vec<Sequence> = mini.iter().map(|r| sequence(r)).collect();
         if sequences.is_empty() {
@@ -237,9 +218,9 @@ impl Updater {
             max_length: config.rollout.response_length,
             scores: scores.as_ref(),
             seed: config.trainer.seed,
-            step: run.models.policy.optimizer.steps() + state.skipped_steps,
+            step: run.models.policy.optimizer.steps() + run.state.skipped_steps,
         };
-        objective.prepare(&mut step, &mut state.coefficients);
+        objective.prepare(&mut step, &mut run.state.coefficients);
         if let Some(critic) = config.shared_critic() {
             let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
             let weights = critic.weights(&lengths, config.rollout.response_length);
@@ -251,8 +232,8 @@ impl Updater {
     }
 }
 
-/// Whether the update's own forward measures the mismatch of sampler and trainer: nobody computed the sampler's
-/// log-probs again, and no dropout is in between.
+/// Returns true if the forward pass of the update measures the mismatch of sampler and trainer: the trainer has not
+/// recomputed the sampler's log-probs, and there is no dropout.
 fn compares_with_sampler(run: &Recovery) -> bool {
     let lora = run.models.policy.decoder().lora();
     let drops = lora.is_some_and(|lora| lora.dropout > 0.0);
@@ -269,8 +250,8 @@ fn critic_sequences(critic: &CriticConfig, longest: usize, mini: &[&Rollout]) ->
     sequences
 }
 
-/// Groups of a step, cut into the mini-batches of all epochs, without the completions of which no token is scored;
-/// shuffled by (seed, step, epoch) where an epoch has several.
+/// Mini-batches of all epochs, without completions that have no scored token; groups are shuffled by (seed, step,
+/// epoch) if an epoch has several.
 fn minibatches<'r>(session: &Session, rollouts: &'r [Rollout], finished: u64) -> Vec<Vec<&'r Rollout>> {
     let (update, seed) = (&session.config.update, session.config.trainer.seed);
     let mut minis = Vec::new();
@@ -287,7 +268,7 @@ fn minibatches<'r>(session: &Session, rollouts: &'r [Rollout], finished: u64) ->
     minis
 }
 
-/// The sequence of a rollout as the policy learns from it, its scored tokens being those of the mask.
+/// Sequence of a rollout for the policy; the mask selects the scored tokens.
 fn sequence(rollout: &Rollout) -> Sequence {
     let scored = rollout.columns.select(&rollout.mask);
     let old_logp = scored.old_logp.or_else(|| scored.full_logp.clone());
@@ -295,17 +276,17 @@ fn sequence(rollout: &Rollout) -> Sequence {
     masked(rollout, columns)
 }
 
-/// The sequence of a rollout as a critic learns from it: values and returns alone.
+/// Sequence of a rollout for a critic: values and returns only.
 fn critic_sequence(rollout: &Rollout) -> Sequence {
-    let known = TokenColumns {
+    let columns = TokenColumns {
         value: rollout.columns.value.clone(),
         returns: rollout.columns.returns.clone(),
         ..TokenColumns::default()
     };
-    masked(rollout, known.select(&rollout.mask))
+    masked(rollout, columns.select(&rollout.mask))
 }
 
-/// A rollout's tokens with the columns of those that are scored.
+/// Tokens of a rollout with the columns of its scored tokens.
 fn masked(rollout: &Rollout, columns: TokenColumns<Vec<f64>>) -> Sequence {
     let whole = Sequence::completion(&rollout.prompt, &rollout.completion);
     Sequence {
@@ -316,8 +297,8 @@ fn masked(rollout: &Rollout, columns: TokenColumns<Vec<f64>>) -> Sequence {
     }
 }
 
-/// Whether a token of a sequence has a weight in the loss of the policy, in its entropy bonus, or in the value loss.
-fn teaches(sequence: &Sequence) -> bool {
+/// Returns true if a token of a sequence has a weight in the policy loss, the entropy bonus or the value loss.
+fn has_weight(sequence: &Sequence) -> bool {
     let TokenColumns { weight, bonus, value_weight, .. } = &sequence.columns;
     [weight, bonus, value_weight].into_iter().flatten().flatten().any(|weight| *weight != 0.0)
 }

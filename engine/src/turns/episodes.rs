@@ -1,6 +1,6 @@
-//! The rollouts of a step with their environments: what comes after each turn.
+//! Rollouts of a step with their environments, which decide on each turn what follows.
 
-use super::outcome::{Outcome, Played};
+use super::outcome::{Outcome, Reply};
 use super::pool::{EnvironmentAnswer, EnvironmentJob, EnvironmentRequest, Pool};
 use super::template::{TurnTemplate, turn};
 use super::thought::{behind_thought, opens_thought};
@@ -15,62 +15,62 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Times that a rollout is tried whose environment fails by itself.
-const TRIES: usize = 2;
+/// Attempts at a rollout whose own environment fails.
+const MAX_TRIES: usize = 2;
 
-/// How long rollouts may get, and what ends a turn.
+/// Limits of rollouts, and the ends of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most turns of the model; none: as many as there is room for.
+    /// Maximum turns of the model; `None`: as many as there is room for.
     pub max_assistant_turns: Option<usize>,
-    /// Most characters of an answer; longer ones are cut.
+    /// Maximum characters of an answer; longer ones are truncated.
     pub max_tool_response_length: Option<usize>,
     /// Ids that end a turn.
     pub stop_ids: Vec<u32>,
     /// Strings that end a turn.
     pub stop: Vec<String>,
-    /// Most tokens of a prompt, with what the environment adds to it.
+    /// Maximum tokens of a prompt, with additions of the environment.
     pub prompt_length: usize,
 }
 
-/// The rollouts of some prompts, `n` of each, with an environment each.
+/// Rollouts of some prompts, `n` per prompt, with an environment each.
 pub struct Episodes<'a> {
     environments: &'a dyn Environments,
     template: &'a TurnTemplate,
     limits: Limits,
-    /// The examples as the task has them, for resets.
+    /// Examples of the task, for resets.
     examples: Vec<Example>,
     prompts: Vec<Prompt>,
-    /// The key of the first prompt.
+    /// Key of the first prompt.
     first: DrawKey,
     /// Seeds of each prompt's environments.
     seeds: Vec<u32>,
     n: usize,
     rollouts: Vec<Episode>,
     pool: Option<Pool>,
-    /// Of the rollouts that an environment is asked about: their tokens so far and the room that they leave.
+    /// Tokens and remaining room of the rollouts that wait for an environment.
     waiting: BTreeMap<usize, (Vec<u32>, usize)>,
-    /// The first rollout whose environment's code failed, and how.
+    /// The first rollout whose environment's code failed, and the reason.
     fault: Option<(usize, String)>,
 }
 
 /// One rollout.
 struct Episode {
-    /// None while it is asked, and at the end.
+    /// `None` during a request, and at the end.
     environment: Option<Box<dyn Environment>>,
     /// Failures of its own environments.
     failures: usize,
-    /// What its environment returned when it was reset.
+    /// Text returned by its environment's `reset`.
     greeting: Option<Greeting>,
     outcome: Outcome,
 }
 
 impl<'a> Episodes<'a> {
-    /// Begins the rollouts of prompts, of which `key` is the first's: resets an environment for each, and adds to the
-    /// prompts what they say.
+    /// Begins the rollouts of prompts; `key` is that of the first. Resets an environment for each, and adds their texts
+    /// to the prompts.
     ///
     /// # Errors
-    /// Where a prompt cannot be rendered again; `Error::Environment` where a reset raises.
+    /// If a prompt cannot be rendered again; `Error::Environment` if a reset raises.
     pub fn begin(
         environments: &'a dyn Environments,
         template: &'a TurnTemplate,
@@ -81,12 +81,12 @@ impl<'a> Episodes<'a> {
         tokenizer: &Tokenizer,
     ) -> Result<Self> {
         let workers = environments.workers();
-        let examples: Vec<Example> = prompts.iter().map(|own| own.example.clone()).collect();
+        let examples: Vec<Example> = prompts.iter().map(|prompt| prompt.example.clone()).collect();
         let indices = u64::from(key.prompt_index)..;
         let seeds: Vec<u32> =
             indices.take(prompts.len()).map(|index| Stream::new(key.seed, index).next_u32()).collect();
-        let begun = reset_all(environments, &examples, &seeds, n);
-        let mut own = Self {
+        let mut resets = reset_all(environments, &examples, &seeds, n).into_iter();
+        let mut episodes = Self {
             environments,
             template,
             limits,
@@ -100,21 +100,23 @@ impl<'a> Episodes<'a> {
             waiting: BTreeMap::new(),
             fault: None,
         };
-        let mut begun = begun.into_iter();
         for at in 0..prompts.len() {
-            for begun in begun.by_ref().take(n) {
-                own.add(begun);
+            for reset in resets.by_ref().take(n) {
+                let index = episodes.rollouts.len();
+                let outcome = Outcome::default();
+                episodes.rollouts.push(Episode { environment: None, failures: 0, greeting: None, outcome });
+                episodes.install(index, reset);
             }
-            own.check()?;
-            own.add_to_prompts(at, tokenizer)?;
+            episodes.check()?;
+            episodes.add_greetings(at, tokenizer)?;
         }
-        Ok(own)
+        Ok(episodes)
     }
 
-    /// Whether the code of all environments did what it should.
+    /// Checks the code of all environments.
     ///
     /// # Errors
-    /// `Error::Environment` for the first that raised, or returned what it may not.
+    /// `Error::Environment` for the first that raised, or returned an invalid value.
     pub fn check(&self) -> Result<()> {
         let Some((index, reason)) = &self.fault else { return Ok(()) };
         let prompt = &self.prompts[index / self.n];
@@ -128,18 +130,16 @@ impl<'a> Episodes<'a> {
         })
     }
 
-    /// The prompts, with what environments have said at the beginning.
-    #[must_use]
+    /// The prompts, with the texts of resets.
     pub fn prompts(&self) -> &[Prompt] {
         &self.prompts
     }
 
-    /// A request for each rollout, where those of a group have different prompts.
-    #[must_use]
-    pub fn requests(&self, of_prompts: &[GenerationRequest]) -> Option<Vec<GenerationRequest>> {
-        self.rollouts.iter().find(|own| own.outcome.prompt.is_some())?;
+    /// Requests per rollout, if rollouts of a group have different prompts.
+    pub fn requests(&self, per_prompt: &[GenerationRequest]) -> Option<Vec<GenerationRequest>> {
+        self.rollouts.iter().find(|episode| episode.outcome.prompt.is_some())?;
         let requests = (0..self.rollouts.len()).map(|index| {
-            let group = &of_prompts[index / self.n];
+            let group = &per_prompt[index / self.n];
             GenerationRequest {
                 tokens: self.prompt(index).tokens.clone(),
                 key: DrawKey { sample: group.key.sample + (index % self.n) as u32, ..group.key },
@@ -154,39 +154,33 @@ impl<'a> Episodes<'a> {
         self.rollouts[index].outcome.prompt.as_deref().unwrap_or(&self.prompts[index / self.n])
     }
 
-    /// What came of a rollout.
-    #[must_use]
+    /// Outcome of a rollout.
     pub fn outcome(&self, request: usize, sample: usize) -> &Outcome {
         &self.rollouts[request * self.n + sample].outcome
     }
 
-    /// What came of all of them, in the order of prompts and samples.
-    #[must_use]
+    /// Outcomes of all rollouts, in the order of prompts and samples.
     pub fn into_outcomes(self) -> Vec<Outcome> {
-        self.rollouts.into_iter().map(|own| own.outcome).collect()
+        self.rollouts.into_iter().map(|episode| episode.outcome).collect()
     }
 
-    /// Adds a rollout with its environment.
-    fn add(&mut self, begun: Begun) {
-        let index = self.rollouts.len();
-        self.rollouts.push(Episode { environment: None, failures: 0, greeting: None, outcome: Outcome::default() });
-        self.take(index, begun);
-    }
-
-    /// Gives a rollout the environment that began, or fresh ones, as often as it may be tried. False where its tries
-    /// are used up, or where it says something else than before, to a prompt that is sampled from already.
-    fn take(&mut self, index: usize, mut begun: Begun) -> bool {
+    /// A fresh environment for a rollout.
+    fn reset(&self, index: usize) -> Reset {
         let prompt = index / self.n;
+        reset(self.environments, &self.examples[prompt], self.seeds[prompt], index)
+    }
+
+    /// Gives a rollout an environment, or fresh ones until [`MAX_TRIES`]. Returns false if all fail, or if the text of
+    /// the reset differs from the one that is already in the prompt.
+    fn install(&mut self, index: usize, mut reset: Reset) -> bool {
         let (environment, greeting) = loop {
-            let error = match begun {
-                Ok(begun) => break begun,
-                Err(error) => error,
-            };
-            if !self.may_fail(index, &error) {
-                return false;
+            match reset {
+                Ok(reset) => break reset,
+                Err(error) if !self.may_retry(index, &error) => return false,
+                Err(_) => {}
             }
             self.rollouts[index].outcome.retries += 1;
-            begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
+            reset = self.reset(index);
         };
         let episode = &mut self.rollouts[index];
         if let Some(before) = episode.greeting.replace(greeting.clone()).filter(|before| *before != greeting) {
@@ -200,26 +194,26 @@ impl<'a> Episodes<'a> {
         true
     }
 
-    /// Adds what resets returned to the prompt of a group: what the first did, to all; another's words, to its own. What
-    /// gets too long is lost.
-    fn add_to_prompts(&mut self, at: usize, tokenizer: &Tokenizer) -> Result<()> {
-        let most = self.limits.prompt_length;
+    /// Adds the texts of resets to the prompt of a group: the first one to the shared prompt, different ones to a
+    /// separate prompt. Rollouts with too long prompts are lost.
+    fn add_greetings(&mut self, at: usize, tokenizer: &Tokenizer) -> Result<()> {
+        let max_tokens = self.limits.prompt_length;
         let group = &mut self.rollouts[at * self.n..(at + 1) * self.n];
-        let Some(first) = group.iter().find_map(|own| own.greeting.clone()) else { return Ok(()) };
+        let Some(first) = group.iter().find_map(|episode| episode.greeting.clone()) else { return Ok(()) };
         let plain = self.prompts[at].clone();
-        let shared = with_words(&plain, &first, most, tokenizer)?;
+        let shared = with_greeting(&plain, &first, max_tokens, tokenizer)?;
         if let Ok(prompt) = &shared {
             self.prompts[at] = prompt.clone();
         }
         for episode in group {
-            let own = match &episode.greeting {
+            let separate = match &episode.greeting {
                 Some(greeting) if *greeting != first => {
-                    with_words(&plain, greeting, most, tokenizer)?.map(|own| Some(Arc::new(own)))
+                    with_greeting(&plain, greeting, max_tokens, tokenizer)?.map(|prompt| Some(Arc::new(prompt)))
                 }
                 Some(_) => shared.clone().map(|_| None),
                 None => continue,
             };
-            match own {
+            match separate {
                 Ok(prompt) => episode.outcome.prompt = prompt,
                 Err(reason) => episode.outcome.lost = Some(reason),
             }
@@ -227,15 +221,15 @@ impl<'a> Episodes<'a> {
         Ok(())
     }
 
-    /// The words of the last turn of a rollout and the calls in them, of which those in its thought are none.
+    /// Text of a rollout's last turn, and its tool calls outside of thoughts.
     fn read(&self, index: usize, sample: &Sample) -> Result<(String, ToolCalls)> {
-        let text = self.template.words(&sample.tokens[sample.turn_start()..], &self.limits.stop_ids)?;
-        let opened = opens_thought(self.template.tokenizer(), &self.prompt(index).text, sample)?;
+        let text = self.template.text(&sample.tokens[sample.turn_start()..], &self.limits.stop_ids)?;
+        let opened = opens_thought(&self.template.tokenizer, &self.prompt(index).text, sample)?;
         let calls = self.template.calls(behind_thought(&text, opened));
         Ok((text, calls))
     }
 
-    /// The messages of a rollout, the prompt's first.
+    /// Messages of a rollout, with those of the prompt.
     fn messages(&self, index: usize) -> Vec<Message> {
         let mut messages = match &self.prompt(index).example.prompt {
             PromptText::Chat(messages) => messages.clone(),
@@ -245,7 +239,7 @@ impl<'a> Episodes<'a> {
         messages
     }
 
-    /// Asks the environment of a rollout, here or in its thread.
+    /// Sends a request to the environment of a rollout, here or in its thread.
     fn ask(&mut self, index: usize, request: EnvironmentRequest) -> Next {
         let Some(environment) = self.rollouts[index].environment.take() else {
             return Next::End;
@@ -256,32 +250,33 @@ impl<'a> Episodes<'a> {
                 pool.push(job);
                 Next::Wait
             }
-            None => self.take_answer(job.run()),
+            None => self.handle(job.run()),
         }
     }
 
-    /// What follows from an environment's answer.
-    fn take_answer(&mut self, done: EnvironmentAnswer) -> Next {
-        let index = done.episode;
+    /// Handles an environment's answer.
+    fn handle(&mut self, answer: EnvironmentAnswer) -> Next {
+        let index = answer.episode;
         let (tokens, room) = self.waiting.remove(&index).unwrap_or_default();
         let episode = &mut self.rollouts[index];
-        match done.answer {
-            Ok(Played::Ended(reward, object)) => {
+        match answer.answer {
+            Ok(Reply::End(reward, object)) => {
                 episode.outcome.reward = reward;
                 episode.outcome.object = object;
                 self.finish(index, &tokens);
                 Next::End
             }
-            Ok(Played::GoesOn(mut observation)) => {
-                episode.environment = Some(done.environment);
+            Ok(Reply::Messages(mut observation)) => {
+                episode.environment = Some(answer.environment);
                 episode.outcome.failed_calls += observation.failed_calls;
-                if let Some(most) = self.limits.max_tool_response_length {
-                    observation.messages = observation.messages.into_iter().map(|own| shortened(own, most)).collect();
+                if let Some(max_chars) = self.limits.max_tool_response_length {
+                    let messages = observation.messages.into_iter();
+                    observation.messages = messages.map(|message| truncated(message, max_chars)).collect();
                 }
                 let last = tokens.last().copied();
                 let ended = last.filter(|id| self.limits.stop_ids.contains(id));
-                let told = self.messages(index);
-                match self.template.between(ended, &told, &observation.messages) {
+                let conversation = self.messages(index);
+                match self.template.between(ended, &conversation, &observation.messages) {
                     Ok(between) if between.len() < room => {
                         self.rollouts[index].outcome.turns.append(&mut observation.messages);
                         Next::Append(between)
@@ -290,11 +285,11 @@ impl<'a> Episodes<'a> {
                     Ok(_) => self.cut_short(index, tokens),
                     Err(error) => {
                         let error = EnvironmentError::new(format!("its answer cannot be written: {error}"));
-                        self.failed(index, &error)
+                        self.retry(index, &error)
                     }
                 }
             }
-            Err(error) => self.failed(index, &error),
+            Err(error) => self.retry(index, &error),
         }
     }
 
@@ -305,33 +300,32 @@ impl<'a> Episodes<'a> {
         };
         let job = EnvironmentJob { episode: index, environment, request: EnvironmentRequest::Reward };
         self.waiting.insert(index, (tokens, 0));
-        match self.take_answer(job.run()) {
+        match self.handle(job.run()) {
             Next::End => Next::Cut,
             other => other,
         }
     }
 
-    /// Tries a rollout again with a fresh environment, or gives it up.
-    fn failed(&mut self, index: usize, error: &EnvironmentError) -> Next {
+    /// Restarts a rollout with a fresh environment, or gives it up.
+    fn retry(&mut self, index: usize, error: &EnvironmentError) -> Next {
         self.rollouts[index].environment = None;
-        if !self.may_fail(index, error) {
+        if !self.may_retry(index, error) {
             return Next::End;
         }
         self.rollouts[index].outcome.restart();
-        let prompt = index / self.n;
-        let begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
-        if self.take(index, begun) { Next::Restart } else { Next::End }
+        let reset = self.reset(index);
+        if self.install(index, reset) { Next::Restart } else { Next::End }
     }
 
-    /// Counts a failure; whether there is another try, of which a warning says why. Failures that are another
-    /// environment's are not counted, and one of the code is final.
-    fn may_fail(&mut self, index: usize, error: &EnvironmentError) -> bool {
+    /// Counts a failure and returns true if there is another try, with a warning. Failures of another environment are
+    /// not counted, and those of the user's code are final.
+    fn may_retry(&mut self, index: usize, error: &EnvironmentError) -> bool {
         let (n, first) = (self.n, self.first);
         let episode = &mut self.rollouts[index];
         episode.failures += usize::from(error.own);
         if error.of_code {
             self.fault.get_or_insert((index, error.reason.clone()));
-        } else if episode.failures < TRIES {
+        } else if episode.failures < MAX_TRIES {
             if error.own {
                 tracing::warn!(
                     "step {}, draw {}, sample {}: its environment failed, and the rollout begins again: {}",
@@ -347,8 +341,8 @@ impl<'a> Episodes<'a> {
         false
     }
 
-    /// Compares a whole rollout with what the template writes of it. Its last turn ends before the stop string that ended
-    /// it, for rewards.
+    /// Compares a finished rollout with the template's text of it. Removes the stop string from its last turn, for
+    /// rewards.
     fn finish(&mut self, index: usize, completion: &[u32]) {
         let tokens = [&self.prompt(index).tokens, completion].concat();
         let writes = self.template.writes(&tokens, &self.messages(index));
@@ -376,9 +370,14 @@ impl fmt::Display for Greeting {
     }
 }
 
-/// A prompt with words added to its user's last message, or why it is too long.
-fn with_words(prompt: &Prompt, words: &Greeting, most: usize, tokenizer: &Tokenizer) -> Result<Result<Prompt, String>> {
-    let Some(text) = &words.0 else { return Ok(Ok(prompt.clone())) };
+/// A prompt with a text added to its last user message, or the error that it is too long.
+fn with_greeting(
+    prompt: &Prompt,
+    greeting: &Greeting,
+    max_tokens: usize,
+    tokenizer: &Tokenizer,
+) -> Result<Result<Prompt, String>> {
+    let Some(text) = &greeting.0 else { return Ok(Ok(prompt.clone())) };
     let mut example = prompt.example.clone();
     if let PromptText::Chat(messages) = &mut example.prompt
         && let Some(last) = messages.iter_mut().rev().find(|m| m.role() == "user")
@@ -386,52 +385,52 @@ fn with_words(prompt: &Prompt, words: &Greeting, most: usize, tokenizer: &Tokeni
         last.push_text(text);
     }
     let (text, tokens) = encode_prompt(tokenizer, &example)?;
-    let found = tokens.len();
-    if found > most {
+    let count = tokens.len();
+    if count > max_tokens {
         return Ok(Err(format!(
-            "with its environment's first text, the prompt has {found} tokens, and rollout.prompt_length is {most}"
+            "with its environment's first text, the prompt has {count} tokens, and rollout.prompt_length is {max_tokens}"
         )));
     }
     Ok(Ok(Prompt { example, text, tokens, row: prompt.row }))
 }
 
-/// An environment that was reset, and what it said; or why it could not begin.
-type Begun = Result<(Box<dyn Environment>, Greeting), EnvironmentError>;
+/// An environment that was reset, and the text that it returned.
+type Reset = Result<(Box<dyn Environment>, Greeting), EnvironmentError>;
 
-/// A fresh environment for the rollout with this number.
-fn reset(environments: &dyn Environments, example: &Example, seed: u32, index: usize) -> Begun {
+/// A fresh environment for the rollout with an index.
+fn reset(environments: &dyn Environments, example: &Example, seed: u32, index: usize) -> Reset {
     let mut environment = environments.make(index % environments.workers().max(1));
     environment.seed(seed);
     let greeting = environment.reset(example)?;
     Ok((environment, Greeting(greeting)))
 }
 
-/// Environments of all rollouts, those of each worker in a thread.
-fn reset_all(environments: &dyn Environments, examples: &[Example], seeds: &[u32], n: usize) -> Vec<Begun> {
+/// Environments of all rollouts, reset in a thread per worker.
+fn reset_all(environments: &dyn Environments, examples: &[Example], seeds: &[u32], n: usize) -> Vec<Reset> {
     let count = examples.len() * n;
     let one = |index: usize| reset(environments, &examples[index / n], seeds[index / n], index);
     let workers = environments.workers();
     if workers == 0 {
         return (0..count).map(one).collect();
     }
-    let mut begun: Vec<(usize, Begun)> = std::thread::scope(|scope| {
+    let mut resets: Vec<(usize, Reset)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..workers)
             .map(|worker| {
-                let own = (worker..count).step_by(workers);
-                scope.spawn(move || own.map(|i| (i, one(i))).collect::<Vec<_>>())
+                let indices = (worker..count).step_by(workers);
+                scope.spawn(move || indices.map(|i| (i, one(i))).collect::<Vec<_>>())
             })
             .collect();
         let join = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
-        join.flat_map(|own| own.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        join.flat_map(|resets| resets.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
-    begun.sort_by_key(|(index, _)| *index);
-    begun.into_iter().map(|(_, own)| own).collect()
+    resets.sort_by_key(|(index, _)| *index);
+    resets.into_iter().map(|(_, reset)| reset).collect()
 }
 
 impl Turns for Episodes<'_> {
     fn turn(&mut self, sample: &Sample, room: usize) -> Next {
         let index = sample.request * self.n + sample.sample;
-        // where the code of one has failed, nothing is made of the others
+        // after a failure of the user's code, the other rollouts end too
         if self.rollouts[index].outcome.lost.is_some() || self.fault.is_some() {
             return Next::End;
         }
@@ -446,8 +445,8 @@ impl Turns for Episodes<'_> {
         };
         outcome.turns.push(turn(&text));
         let ended = sample.finish == FinishReason::Stop;
-        let most = self.limits.max_assistant_turns.unwrap_or(usize::MAX);
-        let request = if ended && sample.turns() < most {
+        let max_turns = self.limits.max_assistant_turns.unwrap_or(usize::MAX);
+        let request = if ended && sample.turns() < max_turns {
             outcome.tool_calls += calls.len();
             EnvironmentRequest::Turn(Turn { text, calls })
         } else {
@@ -458,23 +457,19 @@ impl Turns for Episodes<'_> {
     }
 
     fn awaited(&mut self) -> Vec<((usize, usize), Next)> {
-        let mut done = self.pool.as_mut().map_or_else(Vec::new, Pool::wait);
-        // in the order of the rollouts, whatever that of the answers
-        done.sort_by_key(|own| own.episode);
+        let mut answers = self.pool.as_mut().map_or_else(Vec::new, Pool::wait);
+        // in the order of rollouts, not of answers
+        answers.sort_by_key(|answer| answer.episode);
         let n = self.n;
-        done.into_iter()
-            .map(|own| {
-                let place = (own.episode / n, own.episode % n);
-                (place, self.take_answer(own))
-            })
-            .collect()
+        let place = |answer: &EnvironmentAnswer| (answer.episode / n, answer.episode % n);
+        answers.into_iter().map(|answer| (place(&answer), self.handle(answer))).collect()
     }
 }
 
-/// A message whose text ends after some characters.
-fn shortened(message: Message, most: usize) -> Message {
+/// A message with at most `max_chars` characters of text.
+fn truncated(message: Message, max_chars: usize) -> Message {
     let text = message.text().into_owned();
-    match text.char_indices().nth(most) {
+    match text.char_indices().nth(max_chars) {
         Some((at, _)) => message.with_content(format!("{}...", &text[..at])),
         None => message,
     }

@@ -1,4 +1,4 @@
-//! What came of rollouts over several turns.
+//! Outcomes of multi-turn rollouts.
 
 use crate::data::Prompt;
 use crate::task::Observation;
@@ -8,77 +8,79 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// What an environment said to a turn.
-pub(super) enum Played {
+/// An environment's reply to a turn.
+pub(super) enum Reply {
     /// Messages, after which the model has another turn.
-    GoesOn(Observation),
-    /// Nothing more; what the rollout was worth, where the environment says, and the object behind it, where it is
-    /// looked at.
-    Ended(Option<f64>, Option<Value>),
+    Messages(Observation),
+    /// The end, with the rollout's reward, if any, and the recipe of the environment's object, if a reward function
+    /// reads it.
+    End(Option<f64>, Option<Value>),
 }
 
-/// What came of a rollout beside its tokens.
+/// Outcome of a rollout besides its tokens.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Outcome {
-    /// Its prompt where its environment began otherwise than the first of its group.
+    /// Its prompt, if its environment's first text differs from that of the group.
     #[serde(with = "firebrick_models::shared")]
     pub prompt: Option<Arc<Prompt>>,
-    /// The messages after the prompt: the model's turns, and what stands between them.
+    /// Messages after the prompt.
     #[serde(with = "json")]
     pub turns: Vec<Message>,
-    /// What its environment said that it was worth.
+    /// Reward by its environment.
     pub reward: Option<f64>,
-    /// How a reward function makes a copy of the object that its environment was, where one looks at it.
+    /// Recipe by which a reward function copies the environment's object, if one reads it.
     #[serde(with = "json")]
     pub object: Option<Value>,
     /// Tool calls of the model.
     pub tool_calls: usize,
-    /// Those of them that failed.
+    /// Failed tool calls.
     pub failed_calls: usize,
-    /// Times that it began again with a fresh environment.
+    /// Restarts with a fresh environment.
     pub retries: usize,
-    /// Why its environment failed for good: its group is not trained on.
+    /// Final error of its environment, which excludes its group from training.
     pub lost: Option<String>,
-    /// Whether its tokens are other than what the chat template writes of the conversation.
+    /// True if its tokens differ from the chat template's text of the conversation.
     pub differs_from_template: bool,
 }
 
 impl Outcome {
-    /// Forgets what was said, for another try.
+    /// Resets it for another try.
     pub(super) fn restart(&mut self) {
         *self = Self { prompt: self.prompt.take(), retries: self.retries + 1, ..Self::default() };
     }
 }
 
-/// The outcomes of a step's rollouts in numbers.
+/// Statistics of a step's outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct TurnStats {
     /// Rollouts.
     pub rollouts: usize,
     /// Tool calls.
     pub tool_calls: usize,
-    /// Those that failed.
+    /// Failed tool calls.
     pub failed_calls: usize,
-    /// Times that a rollout began again with a fresh environment.
+    /// Restarts of rollouts with a fresh environment.
     pub retries: usize,
-    /// Rollouts whose environment failed for good.
+    /// Rollouts whose environment failed finally.
     pub lost: usize,
-    /// Rollouts whose tokens are other than what the chat template writes.
+    /// Rollouts whose tokens differ from the chat template's text.
     pub differ_from_template: usize,
 }
 
 impl TurnStats {
     /// Counts an outcome.
     pub fn add(&mut self, outcome: &Outcome) {
-        self.rollouts += 1;
-        self.tool_calls += outcome.tool_calls;
-        self.failed_calls += outcome.failed_calls;
-        self.retries += outcome.retries;
-        self.lost += usize::from(outcome.lost.is_some());
-        self.differ_from_template += usize::from(outcome.differs_from_template);
+        self.absorb(&Self {
+            rollouts: 1,
+            tool_calls: outcome.tool_calls,
+            failed_calls: outcome.failed_calls,
+            retries: outcome.retries,
+            lost: usize::from(outcome.lost.is_some()),
+            differ_from_template: usize::from(outcome.differs_from_template),
+        });
     }
 
-    /// Adds those of other rollouts.
+    /// Adds the statistics of other rollouts.
     pub fn absorb(&mut self, other: &Self) {
         self.rollouts += other.rollouts;
         self.tool_calls += other.tool_calls;

@@ -1,6 +1,6 @@
-//! Threads that ask environments while others are sampled.
+//! Threads that run requests to environments during sampling.
 
-use super::outcome::Played;
+use super::outcome::Reply;
 use crate::task::{Environment, EnvironmentError, Turn};
 use firebrick_backends::device::panic_message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,17 +9,17 @@ use std::thread::JoinHandle;
 
 /// A request to an environment.
 pub(super) struct EnvironmentJob {
-    /// Which rollout it is of.
+    /// Index of the rollout.
     pub episode: usize,
     pub environment: Box<dyn Environment>,
     pub request: EnvironmentRequest,
 }
 
-/// The kinds of requests.
+/// Kinds of requests.
 pub(super) enum EnvironmentRequest {
-    /// To answer a turn; where it has nothing to say, what the rollout was worth.
+    /// The reply to a turn, or the reward of the rollout if there is none.
     Turn(Turn),
-    /// What the rollout was worth.
+    /// The reward of the rollout.
     Reward,
 }
 
@@ -27,77 +27,72 @@ pub(super) enum EnvironmentRequest {
 pub(super) struct EnvironmentAnswer {
     pub episode: usize,
     pub environment: Box<dyn Environment>,
-    pub answer: Result<Played, EnvironmentError>,
+    pub answer: Result<Reply, EnvironmentError>,
 }
 
 impl EnvironmentJob {
-    /// Carries the request out.
+    /// Runs the request.
     pub fn run(mut self) -> EnvironmentAnswer {
         let environment = &mut self.environment;
         let answer = catch_unwind(AssertUnwindSafe(|| match &self.request {
             EnvironmentRequest::Turn(turn) => environment.step(turn).and_then(|observation| {
                 if observation.messages.is_empty() {
-                    ended(environment.as_mut())
+                    end(environment.as_mut())
                 } else {
-                    Ok(Played::GoesOn(observation))
+                    Ok(Reply::Messages(observation))
                 }
             }),
-            EnvironmentRequest::Reward => ended(environment.as_mut()),
+            EnvironmentRequest::Reward => end(environment.as_mut()),
         }));
         let answer = answer.unwrap_or_else(|panic| {
             Err(EnvironmentError::of_code(format!("it panicked: {}", panic_message(panic.as_ref()))))
         });
-        EnvironmentAnswer { episode: self.episode, environment: self.environment, answer: answer.and_then(checked) }
+        EnvironmentAnswer { episode: self.episode, environment: self.environment, answer }
     }
 }
 
-/// The end of a rollout.
-fn ended(environment: &mut dyn Environment) -> Result<Played, EnvironmentError> {
-    let reward = environment.reward()?;
-    Ok(Played::Ended(reward, environment.object()?))
-}
-
-/// Refuses a reward that is no number.
-fn checked(answer: Played) -> Result<Played, EnvironmentError> {
-    match answer {
-        Played::Ended(Some(reward), _) if !reward.is_finite() => {
+/// The end of a rollout, with a finite reward.
+fn end(environment: &mut dyn Environment) -> Result<Reply, EnvironmentError> {
+    let (reward, object) = (environment.reward()?, environment.object()?);
+    match reward {
+        Some(reward) if !reward.is_finite() => {
             Err(EnvironmentError::of_code(format!("its reward is {reward}; rewards must be finite")))
         }
-        other => Ok(other),
+        _ => Ok(Reply::End(reward, object)),
     }
 }
 
-/// A thread for each worker of the environments. Dropped, it waits for what they are busy with.
+/// A thread for each worker of the environments. Dropping it waits for running jobs.
 pub(super) struct Pool {
     jobs: Vec<Sender<EnvironmentJob>>,
-    done: Receiver<EnvironmentAnswer>,
+    answers: Receiver<EnvironmentAnswer>,
     threads: Vec<JoinHandle<()>>,
     busy: usize,
 }
 
 impl Pool {
     pub fn new(workers: usize) -> Self {
-        let (finished, done) = channel();
+        let (finished, answers) = channel();
         let (mut jobs, mut threads) = (Vec::new(), Vec::new());
         for _ in 0..workers {
-            let (job, coming) = channel::<EnvironmentJob>();
+            let (job, receiver) = channel::<EnvironmentJob>();
             let finished = finished.clone();
             jobs.push(job);
             threads.push(std::thread::spawn(move || {
-                for job in coming {
+                for job in receiver {
                     if finished.send(job.run()).is_err() {
                         return;
                     }
                 }
             }));
         }
-        Self { jobs, done, threads, busy: 0 }
+        Self { jobs, answers, threads, busy: 0 }
     }
 
-    /// Hands a job to the thread of its environment.
+    /// Sends a job to the thread of its environment.
     pub fn push(&mut self, job: EnvironmentJob) {
         let worker = job.episode % self.jobs.len();
-        // a job's panic is caught: the thread is there as long as the pool
+        // a job's panic is caught: the thread lives as long as the pool
         let sent = self.jobs[worker].send(job);
         self.busy += usize::from(sent.is_ok());
     }
@@ -105,7 +100,7 @@ impl Pool {
     /// Waits for all jobs.
     pub fn wait(&mut self) -> Vec<EnvironmentAnswer> {
         let busy = std::mem::take(&mut self.busy);
-        self.done.iter().take(busy).collect()
+        self.answers.iter().take(busy).collect()
     }
 }
 

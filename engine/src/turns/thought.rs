@@ -1,4 +1,4 @@
-//! Thoughts: what a turn writes before its answer, and what its prompt may have opened.
+//! Thoughts: text of a turn before its answer, which its prompt may have opened.
 
 use crate::Result;
 use firebrick_models::Tokenizer;
@@ -7,10 +7,10 @@ use firebrick_sampler::Sample;
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
-/// Whether what is before the last turn of a sample opens a thought; `prompt` is the text of its prompt.
+/// Returns true if the text before the last turn of a sample opens a thought; `prompt` is the text of its prompt.
 ///
 /// # Errors
-/// `Error::Model` where tokens cannot be decoded.
+/// `Error::Model` if tokens cannot be decoded.
 pub fn opens_thought(tokenizer: &Tokenizer, prompt: &str, sample: &Sample) -> Result<bool> {
     let opens = |text: &str| text.trim_end().ends_with(OPEN);
     Ok(match sample.inserted.last() {
@@ -19,9 +19,8 @@ pub fn opens_thought(tokenizer: &Tokenizer, prompt: &str, sample: &Sample) -> Re
     })
 }
 
-/// What a turn has behind its thought: all of it without one, nothing where the thought does not end. `opened`: the text
-/// before the turn opens it.
-#[must_use]
+/// Text of a turn after its thought: all of it without a thought, nothing if the thought does not end. `opened`: the
+/// text before the turn opens it.
 pub fn behind_thought(turn: &str, opened: bool) -> &str {
     if !opened && !turn.trim_start().starts_with(OPEN) {
         return turn;

@@ -1,4 +1,4 @@
-//! What a decoder looks like: everything that the families differ in, as data.
+//! The architecture of a decoder: everything that the families differ in, as data.
 
 mod config;
 mod family;
@@ -15,7 +15,7 @@ pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 use firebrick_spec::Precision;
 use firebrick_spec::quantized::BaseFormat;
 
-/// What the last unit computes from a hidden row.
+/// Output of the last unit for a hidden row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadKind {
     /// Logits over the vocabulary (`…ForCausalLM`).
@@ -23,12 +23,12 @@ pub enum HeadKind {
     /// One number a token (`…ForSequenceClassification` and `…ForTokenClassification` with one label):
     /// reward models and critics.
     Scalar {
-        /// Whether `score.bias` exists.
+        /// True if `score.bias` exists.
         bias: bool,
     },
 }
 
-/// What the norms on queries and keys are taken over.
+/// Scope of the norms on queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head by itself, with one weight for all.
@@ -63,12 +63,12 @@ pub struct Arch {
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// What mixes the tokens of each layer.
+    /// Token mixer of each layer.
     pub mixers: Vec<Mixer>,
     /// The shape of its gated `DeltaNet` layers, where it has any.
     pub delta_net: Option<GatedDeltaNet>,
-    /// Whether what attention mixes is multiplied by the sigmoid of a gate, which the query's matrix gives beside each
-    /// head (Qwen 3.5).
+    /// True if the output of attention is multiplied by the sigmoid of a gate, which the query's matrix gives next to
+    /// each head (Qwen 3.5).
     pub attention_gate: bool,
     /// Leading dimensions of a head that are rotated; all of them, but in Qwen 3.5.
     pub rotary_dim: usize,
@@ -92,15 +92,15 @@ pub struct Arch {
     pub post_norms: bool,
     /// Non-linearity of the MLP's gate.
     pub activation: Activation,
-    /// Where it is given, experts have gpt-oss's gate in place of [`Self::activation`]: with this limit l,
-    /// `(up + 1) · gate · σ(1.702 gate)` of `gate ≤ l` and `|up| ≤ l` (`swiglu_limit`).
+    /// Limit l of gpt-oss's gate, which experts with it use in place of [`Self::activation`]: `(up + 1) · gate ·
+    /// σ(1.702 gate)` of `gate ≤ l` and `|up| ≤ l` (`swiglu_limit`).
     pub swiglu_limit: Option<f64>,
     /// Rotary embedding of each layer; `None` where a layer has none (`SmolLM` 3).
     pub ropes: Vec<Option<Rope>>,
     /// Growth of queries with their position (Ministral 3).
     pub query_scaling: Option<QueryScaling>,
-    /// Whether a learned number for each query head joins the softmax of its scores and takes its share away (gpt-oss;
-    /// Xiao et al., 2023, arXiv:2309.17453).
+    /// True if each query head has a learned sink: a further score that joins its softmax (gpt-oss; Xiao et al., 2023,
+    /// arXiv:2309.17453).
     pub attention_sinks: bool,
     /// Sliding window of each layer, in tokens (the query's own included).
     pub windows: Vec<Option<usize>>,
@@ -108,7 +108,7 @@ pub struct Arch {
     pub attention_scale: f64,
     /// `c · tanh(score / c)` on attention scores.
     pub attention_softcap: Option<f64>,
-    /// The same on logits.
+    /// `c · tanh(logit / c)` on logits.
     pub logit_softcap: Option<f64>,
     /// Embeddings are multiplied by this (Gemma).
     pub embedding_scale: Option<f64>,
@@ -119,24 +119,19 @@ pub struct Arch {
     /// The float type that its parameters and activations have when it runs: what a run asks for, not what a file
     /// stores.
     pub precision: Precision,
-    /// The number format of the layers' matrices, where they are a frozen base in few bits under adapters: what a run
+    /// The number format of the layers' matrices, where they are a frozen quantized base under adapters: what a run
     /// asks for.
     pub base: Option<BaseFormat>,
 }
 
 impl Arch {
     /// Longest sequence it can be given; `None` where rotary scaling stretches with the sequence.
-    #[must_use]
     pub fn context(&self) -> Option<usize> {
-        match self.stretches_beyond() {
-            Some(_) => None,
-            None => Some(self.max_positions),
-        }
+        self.stretches_beyond().is_none().then_some(self.max_positions)
     }
 
     /// The length beyond which rotary angles follow from the longest sequence of a forward pass; `None` where they
     /// never do.
-    #[must_use]
     pub fn stretches_beyond(&self) -> Option<usize> {
         let dynamic = self.ropes.iter().flatten().filter_map(|rope| match rope.scaling {
             RopeScaling::Dynamic { original, .. } => Some(original),
@@ -146,7 +141,6 @@ impl Arch {
     }
 
     /// The rotary embeddings that differ, in the order of their first layers, and which of them each layer has.
-    #[must_use]
     pub fn rope_kinds(&self) -> (Vec<Option<&Rope>>, Vec<usize>) {
         let mut kinds: Vec<Option<&Rope>> = Vec::new();
         let of_layers = self.ropes.iter().map(|rope| {
@@ -160,7 +154,7 @@ impl Arch {
         (kinds, of_layers)
     }
 
-    /// The same with fewer layers.
+    /// Keeps the first `layers` layers.
     #[must_use]
     pub fn with_layers(mut self, layers: usize) -> Self {
         self.num_layers = layers;
@@ -171,7 +165,7 @@ impl Arch {
         self
     }
 
-    /// The same body with one number a token for a head: what a critic beside this model is, all of whose weights are
+    /// Replaces the head by one that gives one value per token: the critic of this model, all of whose weights are
     /// trained.
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
@@ -184,21 +178,21 @@ impl Arch {
         self
     }
 
-    /// The same language model with a number a token beside its logits, from the same hidden rows.
+    /// Adds a value head next to the projection: one value per token from the same hidden rows.
     #[must_use]
     pub fn with_joint_value_head(mut self) -> Self {
         self.joint_value_head = self.head == HeadKind::LanguageModel;
         self
     }
 
-    /// The same to be run in another precision.
+    /// Sets the precision that it runs in.
     #[must_use]
     pub fn in_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
     }
 
-    /// The same with the layers' matrices as a frozen base in few bits, or in the model's precision.
+    /// Sets the format of the layers' matrices as a frozen quantized base; `None` is the model's precision.
     #[must_use]
     pub fn with_base(mut self, base: Option<BaseFormat>) -> Self {
         self.base = base;
@@ -206,29 +200,23 @@ impl Arch {
     }
 
     /// The experts of a layer; `None` where its feed-forward is dense.
-    #[must_use]
     pub fn experts(&self, layer: usize) -> Option<Experts> {
         self.feed_forwards[layer].experts()
     }
 
     /// Experts that a token goes through, over all layers: numbers of a route.
-    #[must_use]
     pub fn route_width(&self) -> usize {
-        let layers = self.expert_layers();
-        layers.map(|(_, own)| own.per_token).sum()
+        self.expert_layers().map(|(_, experts)| experts.per_token).sum()
     }
 
-    /// Where a layer's choices begin in a route.
-    #[must_use]
+    /// Index of a layer's first choice in a route.
     pub fn route_offset(&self, layer: usize) -> usize {
-        let before = self.expert_layers().take_while(|&(index, _)| index < layer);
-        before.map(|(_, own)| own.per_token).sum()
+        self.expert_layers().take_while(|&(index, _)| index < layer).map(|(_, experts)| experts.per_token).sum()
     }
 
-    /// Whether a GPU decodes the model through kernels alone, in steps that can be captured as graphs. Routers of
-    /// [experts](Self::expert_layers) choose on the host, and no kernel gates what attention mixes, rotates a part of a
+    /// True if a GPU decodes the model in kernels alone, in steps that can be captured as graphs. Routers of
+    /// [experts](Self::expert_layers) choose on the host, and no kernel applies attention's gate, rotates a part of a
     /// head, or has the states of linear attention.
-    #[must_use]
     pub fn decodes_in_kernels(&self) -> bool {
         self.expert_layers().next().is_none()
             && self.delta_net.is_none()
@@ -238,42 +226,29 @@ impl Arch {
 
     /// The layers with experts, in order.
     pub fn expert_layers(&self) -> impl Iterator<Item = (usize, Experts)> {
-        let layers = self.feed_forwards.iter().enumerate();
-        layers.filter_map(|(layer, own)| Some((layer, own.experts()?)))
+        self.feed_forwards.iter().enumerate().filter_map(|(layer, feed_forward)| Some((layer, feed_forward.experts()?)))
     }
 
-    /// Whether a checkpoint has the matrices of a layer's experts as one parameter, and not as modules of their own.
-    #[must_use]
+    /// True if a checkpoint stores the matrices of a layer's experts as one parameter, and not as separate modules.
     pub fn stacks_experts(&self) -> bool {
-        let first = self.expert_layers().next();
-        first.is_some_and(|(_, own)| own.layout.is_joined())
+        self.expert_layers().next().is_some_and(|(_, experts)| experts.layout.is_joined())
     }
 
     /// Number of layers with this mixer.
-    #[must_use]
     pub fn count(&self, mixer: Mixer) -> usize {
-        self.mixers.iter().filter(|own| **own == mixer).count()
+        self.mixers.iter().filter(|kind| **kind == mixer).count()
     }
 
     /// Numbers of the states that a sequence has while it is sampled, all layers: of the delta rule, and of the
     /// convolutions.
-    #[must_use]
     pub fn state_numbers(&self) -> [usize; 2] {
         let layers = self.count(Mixer::GatedDeltaNet);
-        let own = self.delta_net.map_or([0, 0], |delta| [delta.recurrent_state(), delta.convolution_state()]);
-        own.map(|numbers| layers * numbers)
+        let state = self.delta_net.map_or([0, 0], |delta| [delta.recurrent_state(), delta.convolution_state()]);
+        state.map(|numbers| layers * numbers)
     }
 
     /// Query heads that share one key/value head.
-    #[must_use]
     pub fn group(&self) -> usize {
         self.num_heads / self.num_kv_heads
-    }
-
-    /// Bytes of keys and values a token keeps in the cache, over all layers.
-    #[must_use]
-    pub fn cache_bytes_per_token(&self) -> usize {
-        let layers = self.count(Mixer::Attention);
-        2 * layers * self.num_kv_heads * self.head_dim * self.precision.width() as usize
     }
 }

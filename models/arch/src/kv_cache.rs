@@ -19,7 +19,6 @@ pub enum KvCacheDtype {
 
 impl KvCacheDtype {
     /// Bytes of one token's keys and values in one layer, where floats have `width` bytes.
-    #[must_use]
     pub fn layer_bytes_per_token(self, arch: &Arch, width: usize) -> usize {
         let numbers = 2 * arch.num_kv_heads * arch.head_dim;
         match self {
@@ -41,11 +40,9 @@ pub struct KvCacheGroup {
 
 impl KvCacheGroup {
     /// The groups of an architecture, in the order of their first layers.
-    #[must_use]
-    pub fn of(arch: &Arch) -> Vec<Self> {
+    pub fn from_arch(arch: &Arch) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
-        let attend = arch.windows.iter().zip(&arch.mixers);
-        let attend = attend.filter(|(_, mixer)| **mixer == Mixer::Attention);
+        let attend = arch.windows.iter().zip(&arch.mixers).filter(|(_, mixer)| **mixer == Mixer::Attention);
         for (&window, _) in attend {
             match groups.iter_mut().find(|group| group.window == window) {
                 Some(group) => group.layers += 1,
@@ -57,31 +54,29 @@ impl KvCacheGroup {
 
     /// Most blocks that a sequence of `tokens` tokens has while it is decoded: blocks outside of the window are given
     /// back.
-    #[must_use]
     pub fn blocks_per_sequence(&self, tokens: usize) -> usize {
-        let all = tokens.div_ceil(BLOCK_SIZE);
+        let blocks = tokens.div_ceil(BLOCK_SIZE);
         match self.window {
             // a window touches one block more where it does not begin with one
-            Some(window) => all.min(window.div_ceil(BLOCK_SIZE) + 1),
-            None => all,
+            Some(window) => blocks.min(window.div_ceil(BLOCK_SIZE) + 1),
+            None => blocks,
         }
     }
 
     /// The fewest blocks with which a sequence of `tokens` tokens can be sampled, if its prompt is prefilled `chunk`
     /// tokens at a time.
-    fn least_blocks(&self, tokens: usize, chunk: usize) -> usize {
-        let all = tokens.div_ceil(BLOCK_SIZE);
+    fn min_blocks(&self, tokens: usize, chunk: usize) -> usize {
+        let blocks = tokens.div_ceil(BLOCK_SIZE);
         match self.window {
             // a chunk's own blocks are given back after it
-            Some(_) => all.min(self.blocks_per_sequence(tokens) + chunk.div_ceil(BLOCK_SIZE) + 1),
-            None => all,
+            Some(_) => blocks.min(self.blocks_per_sequence(tokens) + chunk.div_ceil(BLOCK_SIZE) + 1),
+            None => blocks,
         }
     }
 }
 
 /// Bytes of the states of linear attention of one sequence, all layers: those of the delta rule in f32, the last inputs
 /// of convolutions in the precision that it runs in. None without such layers.
-#[must_use]
 pub fn state_bytes(arch: &Arch) -> usize {
     let [recurrent, convolution] = arch.state_numbers();
     4 * recurrent + arch.precision.width() as usize * convolution
@@ -92,22 +87,19 @@ pub const ROUTE_BYTES: usize = 2;
 
 /// Bytes on the host of the table of routes beside pools of `blocks`: one of each slot of the layers that see the whole
 /// sequence. None without experts, nor where every layer has a window.
-#[must_use]
 pub fn route_bytes(arch: &Arch, blocks: &[usize]) -> usize {
-    let groups = KvCacheGroup::of(arch).into_iter().zip(blocks);
-    let mut whole = groups.filter(|(group, _)| group.window.is_none());
+    let mut whole = KvCacheGroup::from_arch(arch).into_iter().zip(blocks).filter(|(group, _)| group.window.is_none());
     let blocks = whole.next().map_or(0, |(_, blocks)| *blocks);
     blocks * BLOCK_SIZE * arch.route_width() * ROUTE_BYTES
 }
 
 /// Slots of states while `running` sequences are decoded at a time: theirs, those of prompts that wait for their turn
 /// (an eighth of them), and those that are kept for prompts that begin alike (as many).
-#[must_use]
 pub fn state_slots(running: usize) -> usize {
     running + 2 * running.div_ceil(8)
 }
 
-/// What a cache is for.
+/// Demand on a cache: sequences, their lengths, and the format of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvCacheDemand {
     /// Sequences that are decoded at a time.
@@ -118,7 +110,7 @@ pub struct KvCacheDemand {
     pub prefill_tokens: usize,
     /// All sequences. If there are more than are decoded at a time, prompts are prefilled while others are decoded.
     pub total: usize,
-    /// How keys and values are stored.
+    /// Format of keys and values.
     pub dtype: KvCacheDtype,
     /// Bytes of a float.
     pub width: usize,
@@ -131,33 +123,30 @@ impl KvCacheDemand {
     }
 
     /// The fewest bytes with which every sequence can be sampled: those of one of the longest.
-    #[must_use]
     pub fn least_bytes(&self, arch: &Arch) -> u64 {
-        KvCacheGroup::of(arch)
-            .iter()
-            .map(|group| {
-                let blocks = group.least_blocks(self.longest, self.prefill_tokens);
-                blocks as u64 * self.block_bytes(arch, group)
-            })
-            .sum()
+        self.bytes(arch, &self.min_blocks(arch))
+    }
+
+    /// The fewest blocks of each group with which every sequence can be sampled.
+    fn min_blocks(&self, arch: &Arch) -> Vec<usize> {
+        let groups = KvCacheGroup::from_arch(arch).into_iter();
+        groups.map(|group| group.min_blocks(self.longest, self.prefill_tokens)).collect()
     }
 
     /// Blocks of each group's pool: as many as the sequences may ever need, or what `limit` bytes allow. `None` where
     /// these are fewer than [`Self::least_bytes`].
-    #[must_use]
     pub fn blocks(&self, arch: &Arch, limit: Option<u64>) -> Option<Vec<usize>> {
-        let groups = KvCacheGroup::of(arch);
-        let least = groups.iter().map(|group| group.least_blocks(self.longest, self.prefill_tokens));
-        let least: Vec<usize> = least.collect();
+        let groups = KvCacheGroup::from_arch(arch);
+        let least = self.min_blocks(arch);
         let wanted = groups.iter().zip(&least).map(|(group, &least)| {
             let staged = match group.window {
                 None if self.total <= self.sequences => 0,
                 _ => self.prefill_tokens.div_ceil(BLOCK_SIZE) + 1,
             };
             // no more than all sequences have, so that a sequence more at a time never needs less
-            let all = self.total.saturating_mul(self.longest.div_ceil(BLOCK_SIZE));
+            let total = self.total.saturating_mul(self.longest.div_ceil(BLOCK_SIZE));
             let decoded = self.sequences * group.blocks_per_sequence(self.longest);
-            (decoded + staged).min(all).max(least)
+            (decoded + staged).min(total).max(least)
         });
         let wanted: Vec<usize> = wanted.collect();
         let Some(limit) = limit else {
@@ -175,9 +164,8 @@ impl KvCacheDemand {
     }
 
     /// Bytes of all pools with these blocks.
-    #[must_use]
     pub fn bytes(&self, arch: &Arch, blocks: &[usize]) -> u64 {
-        KvCacheGroup::of(arch)
+        KvCacheGroup::from_arch(arch)
             .iter()
             .zip(blocks)
             .map(|(group, &blocks)| blocks as u64 * self.block_bytes(arch, group))
@@ -228,7 +216,7 @@ mod tests {
 
     #[test]
     fn layers_with_a_window_need_fewer_blocks() {
-        let groups = KvCacheGroup::of(&arch("gemma2"));
+        let groups = KvCacheGroup::from_arch(&arch("gemma2"));
         let mut blocks: Vec<_> = groups.iter().map(|g| g.blocks_per_sequence(800)).collect();
         blocks.sort_unstable();
         assert_eq!(blocks, [4, 50]);
@@ -246,17 +234,17 @@ mod tests {
             {
                 let demand = demand(sequences, sequences + more, longest);
                 let least = demand.least_bytes(&arch);
-                let all = demand.blocks(&arch, None).expect("no limit");
+                let unlimited = demand.blocks(&arch, None).expect("no limit");
                 for share in [1.0, 1.3, 2.0, 9.5, 40.0] {
                     let limit = (least as f64 * share) as u64;
                     let limited = demand.blocks(&arch, Some(limit)).expect("one sequence");
                     assert!(demand.bytes(&arch, &limited) <= limit);
-                    assert!(limited.iter().zip(&all).all(|(limited, all)| limited <= all));
+                    assert!(limited.iter().zip(&unlimited).all(|(limited, most)| limited <= most));
                 }
                 let larger =
                     KvCacheDemand { sequences: sequences + 1, total: demand.total.max(sequences + 1), ..demand };
                 let larger = larger.blocks(&arch, None).expect("no limit");
-                assert!(larger.iter().zip(&all).all(|(larger, all)| larger >= all));
+                assert!(larger.iter().zip(&unlimited).all(|(larger, smaller)| larger >= smaller));
             }
         }
     }

@@ -4,7 +4,7 @@
 use crate::arch::Arch;
 use crate::parameters::{ParamSpec, Slot, Stored, TargetModule};
 
-/// What PEFT puts before the name of an adapted module.
+/// PEFT's prefix of the names of adapted modules.
 const PREFIX: &str = "base_model.model.";
 
 /// The `LoRA` settings of a model, by PEFT's names.
@@ -14,7 +14,7 @@ pub struct LoraConfig {
     pub rank: usize,
     /// Numerator of the scale (PEFT's `lora_alpha`).
     pub alpha: f64,
-    /// Whether the scale is alpha / √rank instead of alpha / rank (rsLoRA: Kalajdzievski, 2023, arXiv:2312.03732).
+    /// True if the scale is alpha / √rank instead of alpha / rank (rsLoRA: Kalajdzievski, 2023, arXiv:2312.03732).
     pub use_rslora: bool,
     /// Dropout rate of an adapter's inputs in training, in [0, 1).
     pub dropout: f64,
@@ -51,9 +51,9 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// The same with the targets that an architecture has. Where experts are modules of their own, `gate_proj`,
-    /// `up_proj` and `down_proj` are theirs too; where the experts of a layer are one parameter they are those of the
-    /// dense MLP or the shared expert, as in PEFT.
+    /// Keeps the targets that an architecture has. Where experts are modules, `gate_proj`, `up_proj` and `down_proj`
+    /// are theirs too; where the experts of a layer are one parameter, they are those of the dense MLP or the shared
+    /// expert, as in PEFT.
     #[must_use]
     pub fn in_arch(mut self, arch: &Arch) -> Self {
         self.target_modules = Self::targets_in(&self.target_modules, arch);
@@ -63,30 +63,27 @@ impl LoraConfig {
     fn targets_in(targets: &[TargetModule], arch: &Arch) -> Vec<TargetModule> {
         let known = TargetModule::in_arch(arch);
         let apart = !arch.stacks_experts();
-        let all = targets.iter().flat_map(|&target| {
+        let expanded = targets.iter().flat_map(|&target| {
             let of_experts = target.of_experts().filter(|_| apart);
             std::iter::once(target).chain(of_experts)
         });
-        let mut own: Vec<TargetModule> = all.filter(|target| known.contains(target)).collect();
-        own.sort_unstable();
-        own.dedup();
-        own
+        let mut kept: Vec<TargetModule> = expanded.filter(|target| known.contains(target)).collect();
+        kept.sort_unstable();
+        kept.dedup();
+        kept
     }
 
     /// The names of the modules with an adapter, as PEFT's `target_modules` has them.
-    #[must_use]
     pub fn modules(&self, arch: &Arch) -> Vec<&'static str> {
         modules(&self.target_modules, arch)
     }
 
     /// The names of the parameters of experts with adapters, as PEFT's `target_parameters` has them.
-    #[must_use]
     pub fn parameters(&self, arch: &Arch) -> Vec<&'static str> {
         parameters(&self.target_modules, arch)
     }
 
-    /// Whether any expert has an adapter.
-    #[must_use]
+    /// True if any expert has an adapter.
     pub fn has_experts(&self) -> bool {
         self.target_modules.iter().any(|target| target.is_expert())
     }
@@ -135,7 +132,6 @@ impl LoraConfig {
     }
 
     /// The factor of an adapter's output: alpha / rank, or alpha / √rank.
-    #[must_use]
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.use_rslora { rank.sqrt() } else { rank }
@@ -143,23 +139,19 @@ impl LoraConfig {
 
     /// The parameters that adapters add to a unit with the parameters `base`, by PEFT's names: A `[rank, in]` and B
     /// `[out, rank]` of each target module.
-    #[must_use]
     pub fn specs(&self, base: &[ParamSpec]) -> Vec<ParamSpec> {
-        let adapted = base.iter().filter_map(|spec| {
-            let target = TargetModule::of(spec.slot)?;
-            let wanted = self.target_modules.contains(&target);
-            wanted.then_some((target, spec))
-        });
-        adapted
-            .flat_map(
-                |(target, spec)| {
-                    if target.is_expert() { self.of_experts(target, spec) } else { self.of_module(target, spec) }
-                },
-            )
-            .collect()
+        let mut specs = Vec::new();
+        for spec in base {
+            match TargetModule::from_slot(spec.slot).filter(|target| self.target_modules.contains(target)) {
+                Some(target) if target.is_expert() => specs.extend(self.expert_specs(target, spec)),
+                Some(target) => specs.extend(self.module_specs(target, spec)),
+                None => {}
+            }
+        }
+        specs
     }
 
-    fn of_module(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
+    fn module_specs(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
         let [out, input] = spec.rows_cols();
         let adapter =
             |slot, matrix: &str, shape: &[usize]| ParamSpec::new(slot, adapter_name(&spec.name, matrix), shape);
@@ -171,7 +163,7 @@ impl LoraConfig {
 
     /// A and B of every expert of a layer, one below the other: `[experts · rank, in]` and `[experts · out, rank]` in
     /// memory.
-    fn of_experts(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
+    fn expert_specs(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
         let (rank, [rows, input]) = (self.rank, spec.rows_cols());
         let [a, b] = [Slot::LoraA(target), Slot::LoraB(target)];
         if let Stored::ByExpert(experts) = spec.stored {
@@ -204,9 +196,9 @@ fn adapter_name(weight: &str, matrix: &str) -> String {
 
 fn modules(targets: &[TargetModule], arch: &Arch) -> Vec<&'static str> {
     let stacked = arch.stacks_experts();
-    let own = targets.iter().filter(|target| !(stacked && target.is_expert()));
+    let modules = targets.iter().filter(|target| !(stacked && target.is_expert()));
     let mut names = Vec::new();
-    for name in own.map(|target| target.module()) {
+    for name in modules.map(|target| target.module()) {
         if !names.contains(&name) {
             names.push(name);
         }
@@ -215,8 +207,7 @@ fn modules(targets: &[TargetModule], arch: &Arch) -> Vec<&'static str> {
 }
 
 fn parameters(targets: &[TargetModule], arch: &Arch) -> Vec<&'static str> {
-    let all = targets.iter().filter_map(|target| target.parameter());
-    all.filter(|_| arch.stacks_experts()).collect()
+    targets.iter().filter_map(|target| target.parameter()).filter(|_| arch.stacks_experts()).collect()
 }
 
 #[cfg(test)]

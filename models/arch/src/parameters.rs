@@ -16,7 +16,6 @@ pub use unit::{UnitKind, chain};
 use crate::arch::{Arch, ExpertLayout, Experts, Family, HeadKind, Mixer, QkNorm};
 
 /// The parameters of a unit without adapters. A tied head has no projection of its own: it uses the embedding's.
-#[must_use]
 pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
     match kind {
         UnitKind::Embedding => {
@@ -32,48 +31,47 @@ pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
 }
 
 fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
-    let p = format!("model.layers.{layer}");
     let (d, hd) = (arch.hidden_size, arch.head_dim);
     let (q, kv) = (arch.num_heads * hd, arch.num_kv_heads * hd);
+    let spec = |slot, name: &str, width: usize| ParamSpec::new(slot, format!("model.layers.{layer}.{name}"), &[width]);
+    let matrix = |slot, name: &str, shape: [usize; 2]| {
+        ParamSpec::new(slot, format!("model.layers.{layer}.self_attn.{name}.weight"), &shape)
+    };
     // a gate lies beside each query head
     let wide = if arch.attention_gate { 2 * q } else { q };
     let mut specs = Vec::new();
     if arch.pre_norms {
-        let name = format!("{p}.input_layernorm.weight");
-        specs.push(ParamSpec::new(Slot::InputNorm, name, &[d]));
+        specs.push(spec(Slot::InputNorm, "input_layernorm.weight", d));
     }
     specs.extend([
-        ParamSpec::new(Slot::Q, format!("{p}.self_attn.q_proj.weight"), &[wide, d]),
-        ParamSpec::new(Slot::K, format!("{p}.self_attn.k_proj.weight"), &[kv, d]),
-        ParamSpec::new(Slot::V, format!("{p}.self_attn.v_proj.weight"), &[kv, d]),
-        ParamSpec::new(Slot::O, format!("{p}.self_attn.o_proj.weight"), &[d, q]),
+        matrix(Slot::Q, "q_proj", [wide, d]),
+        matrix(Slot::K, "k_proj", [kv, d]),
+        matrix(Slot::V, "v_proj", [kv, d]),
+        matrix(Slot::O, "o_proj", [d, q]),
     ]);
     if arch.qkv_bias {
         specs.extend([
-            ParamSpec::new(Slot::QBias, format!("{p}.self_attn.q_proj.bias"), &[wide]),
-            ParamSpec::new(Slot::KBias, format!("{p}.self_attn.k_proj.bias"), &[kv]),
-            ParamSpec::new(Slot::VBias, format!("{p}.self_attn.v_proj.bias"), &[kv]),
+            spec(Slot::QBias, "self_attn.q_proj.bias", wide),
+            spec(Slot::KBias, "self_attn.k_proj.bias", kv),
+            spec(Slot::VBias, "self_attn.v_proj.bias", kv),
         ]);
     }
     if arch.o_bias {
-        specs.push(ParamSpec::new(Slot::OBias, format!("{p}.self_attn.o_proj.bias"), &[d]));
+        specs.push(spec(Slot::OBias, "self_attn.o_proj.bias", d));
     }
     if arch.attention_sinks {
-        let name = format!("{p}.self_attn.sinks");
-        specs.push(ParamSpec::new(Slot::Sinks, name, &[arch.num_heads]));
+        specs.push(spec(Slot::Sinks, "self_attn.sinks", arch.num_heads));
     }
     if let Some(over) = arch.qk_norm {
         let [q, k] = match over {
             QkNorm::Heads => [hd, hd],
             QkNorm::Projection => [q, kv],
         };
-        specs.extend([
-            ParamSpec::new(Slot::QNorm, format!("{p}.self_attn.q_norm.weight"), &[q]),
-            ParamSpec::new(Slot::KNorm, format!("{p}.self_attn.k_norm.weight"), &[k]),
-        ]);
+        specs
+            .extend([spec(Slot::QNorm, "self_attn.q_norm.weight", q), spec(Slot::KNorm, "self_attn.k_norm.weight", k)]);
     }
     if arch.post_norms {
-        specs.push(ParamSpec::new(Slot::PostNorm, format!("{p}.post_attention_layernorm.weight"), &[d]));
+        specs.push(spec(Slot::PostNorm, "post_attention_layernorm.weight", d));
     }
     specs
 }
@@ -85,19 +83,19 @@ fn delta_net_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let p = format!("model.layers.{layer}");
     let (d, values, heads) = (arch.hidden_size, delta.value_dim(), delta.num_value_heads);
     let channels = delta.channels();
-    let own = |slot, name: &str, shape: &[usize]| ParamSpec::new(slot, format!("{p}.linear_attn.{name}"), shape);
+    let spec = |slot, name: &str, shape: &[usize]| ParamSpec::new(slot, format!("{p}.linear_attn.{name}"), shape);
     let norm = format!("{p}.input_layernorm.weight");
     vec![
         ParamSpec::new(Slot::InputNorm, norm, &[d]),
-        own(Slot::DeltaQkv, "in_proj_qkv.weight", &[channels, d]),
-        own(Slot::DeltaZ, "in_proj_z.weight", &[values, d]),
-        own(Slot::DeltaB, "in_proj_b.weight", &[heads, d]),
-        own(Slot::DeltaA, "in_proj_a.weight", &[heads, d]),
-        own(Slot::Convolution, "conv1d.weight", &[channels, 1, delta.conv_kernel_dim]),
-        own(Slot::TimeBias, "dt_bias", &[heads]),
-        own(Slot::DecayLog, "A_log", &[heads]),
-        own(Slot::DeltaNorm, "norm.weight", &[delta.value_head_dim]),
-        own(Slot::DeltaOut, "out_proj.weight", &[d, values]),
+        spec(Slot::DeltaQkv, "in_proj_qkv.weight", &[channels, d]),
+        spec(Slot::DeltaZ, "in_proj_z.weight", &[values, d]),
+        spec(Slot::DeltaB, "in_proj_b.weight", &[heads, d]),
+        spec(Slot::DeltaA, "in_proj_a.weight", &[heads, d]),
+        spec(Slot::Convolution, "conv1d.weight", &[channels, 1, delta.conv_kernel_dim]),
+        spec(Slot::TimeBias, "dt_bias", &[heads]),
+        spec(Slot::DecayLog, "A_log", &[heads]),
+        spec(Slot::DeltaNorm, "norm.weight", &[delta.value_head_dim]),
+        spec(Slot::DeltaOut, "out_proj.weight", &[d, values]),
     ]
 }
 
@@ -108,8 +106,7 @@ fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let norm = if arch.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
     let mut specs = Vec::new();
     if arch.pre_norms {
-        let name = format!("{p}.{norm}.weight");
-        specs.push(ParamSpec::new(Slot::InputNorm, name, &[d]));
+        specs.push(ParamSpec::new(Slot::InputNorm, format!("{p}.{norm}.weight"), &[d]));
     }
     specs.extend(match arch.experts(layer) {
         None => dense_specs(arch, arch.intermediate_size, &format!("{p}.mlp")),
@@ -146,10 +143,12 @@ fn expert_specs(arch: &Arch, experts: Experts, p: &str) -> Vec<ParamSpec> {
         let name = format!("{p}.experts.*.{module}.weight");
         ParamSpec::of_experts(slot, name, count, shape)
     };
-    let all = |slot, module: &str, [out, input]: [usize; 2]| {
+    let stacked = |slot, module: &str, [out, input]: [usize; 2]| {
         let name = format!("{p}.experts.{module}");
         match experts.layout {
-            ExpertLayout::Interleaved => ParamSpec::turned(slot, name, [count, out, input], slot == Slot::ExpertGateUp),
+            ExpertLayout::Interleaved => {
+                ParamSpec::transposed_experts(slot, name, [count, out, input], slot == Slot::ExpertGateUp)
+            }
             _ => ParamSpec::new(slot, name, &[count, out, input]),
         }
     };
@@ -164,8 +163,8 @@ fn expert_specs(arch: &Arch, experts: Experts, p: &str) -> Vec<ParamSpec> {
     }
     if experts.layout.is_joined() {
         specs.extend([
-            all(Slot::ExpertGateUp, "gate_up_proj", [2 * ff, d]),
-            all(Slot::ExpertDown, "down_proj", [d, ff]),
+            stacked(Slot::ExpertGateUp, "gate_up_proj", [2 * ff, d]),
+            stacked(Slot::ExpertDown, "down_proj", [d, ff]),
         ]);
     } else {
         specs.extend([
@@ -187,8 +186,7 @@ fn expert_specs(arch: &Arch, experts: Experts, p: &str) -> Vec<ParamSpec> {
     }
     if let Some(width) = experts.shared {
         specs.extend(dense_specs(arch, width, &format!("{p}.shared_expert")));
-        let name = format!("{p}.shared_expert_gate.weight");
-        specs.push(ParamSpec::new(Slot::SharedGate, name, &[1, d]));
+        specs.push(ParamSpec::new(Slot::SharedGate, format!("{p}.shared_expert_gate.weight"), &[1, d]));
     }
     specs
 }

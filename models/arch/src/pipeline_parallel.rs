@@ -16,17 +16,16 @@ pub struct PipelineStage {
 }
 
 impl PipelineStage {
-    /// The stage `stage` of so many.
+    /// Stage `stage` of `stages`.
     ///
     /// # Panics
-    /// Where there is no such stage.
-    #[must_use]
+    /// If there is no such stage.
     pub fn new(stage: usize, stages: usize) -> Self {
         assert!(stage < stages, "stage {stage} of {stages}");
         Self { stage, stages }
     }
 
-    /// Refuses a model that cannot be cut into so many stages.
+    /// Refuses a model that cannot be split into `stages` stages.
     ///
     /// # Errors
     /// Why not, and what to do instead.
@@ -40,11 +39,11 @@ impl PipelineStage {
                 "it has {layers} layers, and every stage needs at least one; set it to {layers} or less"
             ));
         }
-        if let Some((layer, own)) = arch.expert_layers().next() {
+        if let Some((layer, experts)) = arch.expert_layers().next() {
             return Err(format!(
                 "layer {layer} has {} experts, whose routes are not sent between stages; set it to 1, and shard \
                  weights with memory.zero_stage: 3",
-                own.count
+                experts.count
             ));
         }
         if let Some(base) = arch.base {
@@ -56,38 +55,32 @@ impl PipelineStage {
     }
 
     /// This stage, from 0.
-    #[must_use]
     pub fn stage(&self) -> usize {
         self.stage
     }
 
-    /// How many there are.
-    #[must_use]
+    /// Number of stages.
     pub fn stages(&self) -> usize {
         self.stages
     }
 
-    /// Whether the embedding is here.
-    #[must_use]
+    /// True if the embedding is here.
     pub fn is_first(&self) -> bool {
         self.stage == 0
     }
 
-    /// Whether the head is here.
-    #[must_use]
+    /// True if the head is here.
     pub fn is_last(&self) -> bool {
         self.stage + 1 == self.stages
     }
 
-    /// Its layers, of so many.
-    #[must_use]
+    /// Its layers, of `num_layers`.
     pub fn layers(&self, num_layers: usize) -> Range<usize> {
         let first = |stage: usize| stage * num_layers / self.stages;
         first(self.stage)..first(self.stage + 1)
     }
 
-    /// Whether it has a unit.
-    #[must_use]
+    /// True if a unit is on this stage.
     pub fn has(&self, arch: &Arch, unit: UnitKind) -> bool {
         match unit {
             UnitKind::Embedding => self.is_first() || arch.tied && self.is_last(),
@@ -96,14 +89,12 @@ impl PipelineStage {
         }
     }
 
-    /// Whether it has a unit that an earlier stage has too.
-    #[must_use]
+    /// True if an earlier stage has this unit too.
     pub fn is_copy(&self, arch: &Arch, unit: UnitKind) -> bool {
         unit == UnitKind::Embedding && !self.is_first() && self.has(arch, unit)
     }
 
     /// The first stage that has a unit.
-    #[must_use]
     pub fn owner(&self, arch: &Arch, unit: UnitKind) -> usize {
         let has = |stage: &usize| Self::new(*stage, self.stages).has(arch, unit);
         (0..self.stages).find(has).unwrap_or(0)
@@ -118,11 +109,11 @@ mod tests {
     fn every_layer_is_on_one_stage_and_none_has_more_than_one_above_another() {
         for stages in 1..9 {
             for layers in stages..20 {
-                let own = (0..stages).map(|stage| PipelineStage::new(stage, stages));
-                let own: Vec<Range<usize>> = own.map(|stage| stage.layers(layers)).collect();
-                let all: Vec<usize> = own.iter().cloned().flatten().collect();
-                assert_eq!(all, (0..layers).collect::<Vec<_>>());
-                let lengths = own.iter().map(ExactSizeIterator::len);
+                let parts = (0..stages).map(|stage| PipelineStage::new(stage, stages));
+                let parts: Vec<Range<usize>> = parts.map(|stage| stage.layers(layers)).collect();
+                let covered: Vec<usize> = parts.iter().cloned().flatten().collect();
+                assert_eq!(covered, (0..layers).collect::<Vec<_>>());
+                let lengths = parts.iter().map(ExactSizeIterator::len);
                 let most = lengths.clone().max().unwrap_or(0);
                 assert!(lengths.clone().all(|n| n > 0 && n + 1 >= most));
             }

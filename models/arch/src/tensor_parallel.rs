@@ -16,7 +16,7 @@ pub struct TensorShare {
     ranks: usize,
 }
 
-/// What a device keeps of a parameter.
+/// Part of a parameter that a device keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// All of it.
@@ -28,17 +28,16 @@ pub enum Cut {
 }
 
 impl TensorShare {
-    /// The device `rank` of so many.
+    /// Device `rank` of `ranks`.
     ///
     /// # Panics
-    /// Where there is no such device.
-    #[must_use]
+    /// If there is no such device.
     pub fn new(rank: usize, ranks: usize) -> Self {
         assert!(rank < ranks, "device {rank} of {ranks}");
         Self { rank, ranks }
     }
 
-    /// Refuses a model that so many devices cannot share while it samples.
+    /// Refuses a model that cannot be sharded over `ranks` devices for sampling.
     ///
     /// # Errors
     /// Why not, and what to do instead.
@@ -46,11 +45,11 @@ impl TensorShare {
         if ranks <= 1 {
             return Ok(());
         }
-        if let Some((layer, own)) = arch.expert_layers().next() {
+        if let Some((layer, experts)) = arch.expert_layers().next() {
             return Err(format!(
                 "layer {layer} has {} experts, whose matrices are not sharded; set it to 1, and bound memory with \
                  memory.param_offload",
-                own.count
+                experts.count
             ));
         }
         if arch.count(Mixer::GatedDeltaNet) > 0 || arch.attention_gate {
@@ -79,7 +78,7 @@ impl TensorShare {
         Ok(())
     }
 
-    /// Refuses a model that so many devices cannot share while it is trained: besides what [`check`](Self::check)
+    /// Refuses a model that cannot be sharded over `ranks` devices for training: besides what [`check`](Self::check)
     /// refuses, parts of unlike sizes, and a norm over all heads. A value model has its head whole on every device.
     ///
     /// # Errors
@@ -113,42 +112,38 @@ impl TensorShare {
     }
 
     /// This device, from 0.
-    #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many there are.
-    #[must_use]
+    /// Number of devices.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
     /// The architecture of a share: fewer heads, and a narrower MLP. The vocabulary is the model's.
-    #[must_use]
     pub fn arch(&self, arch: &Arch) -> Arch {
         Arch {
             num_heads: self.heads(arch).len(),
             num_kv_heads: self.key_heads(arch).len(),
-            intermediate_size: self.of(arch.intermediate_size).len(),
+            intermediate_size: self.part(arch.intermediate_size).len(),
             joint_value_head: false,
             ..arch.clone()
         }
     }
 
     /// The architecture of a share that is trained: a value head beside the projection stays.
-    #[must_use]
     pub fn trained_arch(&self, arch: &Arch) -> Arch {
         Arch { joint_value_head: arch.joint_value_head, ..self.arch(arch) }
     }
 
-    /// This device's part of so many, in their order: parts differ by one at most.
-    fn of(&self, count: usize) -> Range<usize> {
+    /// This device's part of `count`, in their order: parts differ by one at most.
+    fn part(&self, count: usize) -> Range<usize> {
         self.rank * count / self.ranks..(self.rank + 1) * count / self.ranks
     }
 
     fn heads(&self, arch: &Arch) -> Range<usize> {
-        self.of(arch.num_heads)
+        self.part(arch.num_heads)
     }
 
     /// The key heads that its query heads read: those of several devices where there are fewer than devices.
@@ -158,27 +153,23 @@ impl TensorShare {
         heads.start / group..heads.end.div_ceil(group)
     }
 
-    /// How many devices have each key head.
-    #[must_use]
+    /// Number of devices that have each key head.
     pub fn key_copies(&self, arch: &Arch) -> usize {
         (self.ranks / arch.num_kv_heads).max(1)
     }
 
     /// Rows of the embedding and of the projection that a device has; those of the last ones are filled up with zeros.
-    #[must_use]
     pub fn vocabulary_part(&self, arch: &Arch) -> usize {
         arch.vocab_size.div_ceil(self.ranks)
     }
 
     /// The tokens whose rows this device has.
-    #[must_use]
     pub fn vocabulary(&self, arch: &Arch) -> Range<usize> {
-        let (part, all) = (self.vocabulary_part(arch), arch.vocab_size);
-        (self.rank * part).min(all)..((self.rank + 1) * part).min(all)
+        let (part, vocab) = (self.vocabulary_part(arch), arch.vocab_size);
+        (self.rank * part).min(vocab)..((self.rank + 1) * part).min(vocab)
     }
 
-    /// What this device keeps of a parameter of the model; nothing of a value head, which does not sample.
-    #[must_use]
+    /// This device's part of a parameter for sampling; `None` for a value head, which does not sample.
     pub fn cut(&self, arch: &Arch, slot: Slot) -> Option<Cut> {
         let dim = arch.head_dim;
         let wide = |heads: Range<usize>| heads.start * dim..heads.end * dim;
@@ -187,7 +178,7 @@ impl TensorShare {
             Cut::Rows(range, count)
         };
         let (queries, keys) = (wide(self.heads(arch)), wide(self.key_heads(arch)));
-        let mlp = self.of(arch.intermediate_size);
+        let mlp = self.part(arch.intermediate_size);
         Some(match slot {
             Slot::Q => rows(queries),
             Slot::K | Slot::V => rows(keys),
@@ -209,8 +200,7 @@ impl TensorShare {
         })
     }
 
-    /// What this device keeps of a parameter that is trained: heads that give one number a token are whole everywhere.
-    #[must_use]
+    /// This device's part of a parameter for training: heads with one value per token are whole everywhere.
     pub fn trained_cut(&self, arch: &Arch, slot: Slot) -> Cut {
         let scalar = arch.head != HeadKind::LanguageModel;
         match slot {
@@ -219,16 +209,14 @@ impl TensorShare {
         }
     }
 
-    /// Whether an earlier device has the same part of a parameter: all of it, or key heads that several devices have.
-    #[must_use]
+    /// True if an earlier device has the same part of a parameter: all of it, or key heads that several devices have.
     pub fn is_copy(&self, arch: &Arch, slot: Slot) -> bool {
-        let own = self.trained_cut(arch, slot);
-        (0..self.rank).any(|rank| Self::new(rank, self.ranks).trained_cut(arch, slot) == own)
+        let cut = self.trained_cut(arch, slot);
+        (0..self.rank).any(|rank| Self::new(rank, self.ranks).trained_cut(arch, slot) == cut)
     }
 
-    /// Whether this device's gradient of a parameter must be all-reduced: replicated parameters used by sharded heads,
+    /// True if this device's gradient of a parameter must be all-reduced: replicated parameters used by sharded heads,
     /// rows or columns, and key heads that several devices share.
-    #[must_use]
     pub fn has_part_of_gradient(&self, arch: &Arch, slot: Slot) -> bool {
         match slot {
             Slot::QNorm | Slot::KNorm | Slot::LoraA(_) | Slot::LoraB(_) => {
@@ -238,7 +226,7 @@ impl TensorShare {
         }
     }
 
-    /// Whether a parameter is one of key heads, of which each goes to several devices.
+    /// True for parameters of key heads, if several devices have each of these.
     fn shares_keys(&self, arch: &Arch, slot: Slot) -> bool {
         let of_keys = match slot {
             Slot::K | Slot::V | Slot::KBias | Slot::VBias => true,
@@ -250,8 +238,7 @@ impl TensorShare {
 }
 
 impl Cut {
-    /// Where in a matrix of these rows and columns the kept part lies, without zeros that fill it up.
-    #[must_use]
+    /// Rows and columns of the kept part in a matrix of this shape, without zero padding.
     pub fn block(&self, [rows, columns]: [usize; 2]) -> [Range<usize>; 2] {
         match self {
             Self::Whole => [0..rows, 0..columns],
@@ -261,7 +248,6 @@ impl Cut {
     }
 
     /// Rows and columns of what is kept of a matrix of these.
-    #[must_use]
     pub fn shape(&self, [rows, columns]: [usize; 2]) -> [usize; 2] {
         match self {
             Self::Whole => [rows, columns],
@@ -272,8 +258,7 @@ impl Cut {
 }
 
 impl Slot {
-    /// Whether its products on devices that share it have to be summed.
-    #[must_use]
+    /// True if the partial outputs of this matrix are summed over the devices that share it.
     pub fn is_cut_by_columns(self) -> bool {
         matches!(self, Self::O | Self::Down)
     }
@@ -291,9 +276,9 @@ mod tests {
             "model_type": "llama", "vocab_size": 10, "hidden_size": 16, "intermediate_size": 6, "num_hidden_layers": 1,
             "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4
         });
-        let own = config.as_object_mut().unwrap();
-        own.extend(more.as_object().unwrap().clone());
-        Arch::from_config(own, Path::new("config.json")).unwrap()
+        let config = config.as_object_mut().unwrap();
+        config.extend(more.as_object().unwrap().clone());
+        Arch::from_config(config, Path::new("config.json")).unwrap()
     }
 
     #[test]
@@ -303,15 +288,15 @@ mod tests {
                 "query_pre_attn_scalar": 4, "rms_norm_eps": 1e-6}));
             for rank in 0..ranks {
                 let share = TensorShare::new(rank, ranks);
-                let own = share.arch(&arch);
+                let shard = share.arch(&arch);
                 for kind in chain(&arch) {
-                    for (whole, part) in unit_specs(&arch, kind).iter().zip(unit_specs(&own, kind)) {
-                        let found = share.cut(&arch, whole.slot).unwrap().shape(whole.rows_cols());
+                    for (whole, part) in unit_specs(&arch, kind).iter().zip(unit_specs(&shard, kind)) {
+                        let shape = share.cut(&arch, whole.slot).unwrap().shape(whole.rows_cols());
                         let expected = match whole.slot {
                             Slot::Embedding | Slot::Projection => [arch.vocab_size.div_ceil(ranks), arch.hidden_size],
                             _ => part.rows_cols(),
                         };
-                        assert_eq!(found, expected, "{model}: {}", whole.name);
+                        assert_eq!(shape, expected, "{model}: {}", whole.name);
                     }
                 }
             }
@@ -323,7 +308,7 @@ mod tests {
         let arch = arch(&json!({}));
         for ranks in [2, 4, 8] {
             let shares = (0..ranks).map(|rank| TensorShare::new(rank, ranks));
-            let all = |slot| {
+            let ranges = |slot| {
                 let kept = shares.clone().map(|share| share.cut(&arch, slot));
                 kept.map(|cut| match cut {
                     Some(Cut::Rows(range, _) | Cut::Columns(range)) => range,
@@ -335,11 +320,11 @@ mod tests {
                 .into_iter()
                 .filter(|(slot, _)| *slot != Slot::Down || ranks <= 6)
             {
-                let flat: Vec<usize> = all(slot).into_iter().flatten().collect();
+                let flat: Vec<usize> = ranges(slot).into_iter().flatten().collect();
                 assert_eq!(flat, (0..count).collect::<Vec<_>>(), "{slot:?}");
             }
             let copies = ranks / 2;
-            let keys: Vec<usize> = all(Slot::K).iter().map(|own| own.start / 4).collect();
+            let keys: Vec<usize> = ranges(Slot::K).iter().map(|range| range.start / 4).collect();
             let expected: Vec<usize> = (0..ranks).map(|rank| rank / copies).collect();
             assert_eq!(keys, expected);
             assert_eq!(TensorShare::new(0, ranks).key_copies(&arch), copies);
@@ -348,14 +333,14 @@ mod tests {
 
     #[test]
     fn what_is_trained_is_divided_evenly_or_refused_and_heads_of_one_number_stay_whole() {
-        let said = |more, ranks| TensorShare::check_training(&arch(&more), ranks).unwrap_err();
+        let refusal = |more, ranks| TensorShare::check_training(&arch(&more), ranks).unwrap_err();
         let even = arch(&json!({"intermediate_size": 8}));
         TensorShare::check_training(&even, 4).unwrap();
         TensorShare::check_training(&even.clone().with_value_head(), 4).unwrap();
-        assert!(said(json!({}), 4).contains("6 wide"));
-        let few = said(json!({"intermediate_size": 8, "vocab_size": 9}), 8);
+        assert!(refusal(json!({}), 4).contains("6 wide"));
+        let few = refusal(json!({"intermediate_size": 8, "vocab_size": 9}), 8);
         assert!(few.contains("vocabulary of 9"), "{few}");
-        let olmo = said(json!({"model_type": "olmo3"}), 2);
+        let olmo = refusal(json!({"model_type": "olmo3"}), 2);
         assert!(olmo.contains("memory.zero_stage: 3"), "{olmo}");
         let critic = even.clone().with_value_head();
         let share = TensorShare::new(3, 4);
@@ -384,14 +369,14 @@ mod tests {
 
     #[test]
     fn models_that_cannot_be_divided_are_refused_with_what_to_do() {
-        let said = |more, ranks| TensorShare::check(&arch(&more), ranks).unwrap_err();
+        let refusal = |more, ranks| TensorShare::check(&arch(&more), ranks).unwrap_err();
         TensorShare::check(&arch(&json!({})), 4).unwrap();
-        assert!(said(json!({}), 3).contains("divides 8"));
+        assert!(refusal(json!({}), 3).contains("divides 8"));
         let keys = json!({"num_attention_heads": 12, "num_key_value_heads": 6});
-        assert!(said(keys, 4).contains("6 key heads"));
+        assert!(refusal(keys, 4).contains("6 key heads"));
         let experts =
             json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4});
-        assert!(said(experts, 2).contains("4 experts"));
+        assert!(refusal(experts, 2).contains("4 experts"));
         let based = arch(&json!({})).with_base(Some(firebrick_spec::BaseFormat::Nf4));
         assert!(TensorShare::check(&based, 2).unwrap_err().contains("model.lora.base"));
     }

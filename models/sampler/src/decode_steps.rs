@@ -7,7 +7,7 @@
 //! after each replay, since the next one may be launched before the host has read the last. Rows are padded to the next
 //! size that is captured, with rows of no sequence.
 
-use super::engine_args::Moments;
+use super::engine_args::MemoryProbe;
 use super::sampling_params::SamplingParams;
 use burn::tensor::Tensor;
 use firebrick_backends::kernels::{self, Graph, StepBuffer, StepInputs, StepShape, Truncation};
@@ -16,18 +16,18 @@ use firebrick_models::{Decoder, Error, Result};
 use std::collections::HashMap;
 
 /// Steps of a shape that run kernel by kernel before one is recorded, which takes as long as some four steps.
-const PATIENCE: usize = 3;
+const WARMUP_STEPS: usize = 3;
 
 /// The decoding steps of a run.
 #[derive(Debug)]
 pub(super) struct DecodeSteps {
     /// Numbers of rows that are captured, ascending; none where nothing is.
     sizes: Vec<usize>,
-    /// Blocks of a row of block tables at least.
-    stride: usize,
+    /// Blocks of a row of block tables at least: see [`StepInputs::new`].
+    pub stride: usize,
     shapes: HashMap<StepShape, Progress>,
     /// Steps that were replays.
-    replays: usize,
+    pub replays: usize,
 }
 
 #[derive(Debug)]
@@ -45,23 +45,22 @@ struct RecordedStep {
     tokens: Tensor<2>,
 }
 
-/// What a step runs with.
+/// Arguments of a step.
 pub(super) struct StepArgs<'s> {
     pub decoder: &'s Decoder,
     pub cache: &'s mut KvCache,
     pub sampling: &'s SamplingParams,
     /// The tokens of the last step, `[rows, 3]`, where the host has not read them.
     pub previous: Option<&'s Tensor<2>>,
-    /// Whoever reads memory while logits are there. A recorded step tells nobody: what it holds is held as long as its
-    /// graph is.
-    pub moments: Moments<'s>,
+    /// Called while logits exist. Recorded steps do not call it: their buffers stay as long as their graph.
+    pub memory_probe: MemoryProbe<'s>,
 }
 
 impl StepArgs<'_> {
     /// A token for every row, `[rows, 3]`: id, log-prob, and log-prob before truncation.
     fn run(&mut self, step: &StepBuffer) -> Result<Tensor<2>> {
         let logits = self.decoder.decode(step, self.cache);
-        self.moments.tell();
+        self.memory_probe.call();
         let sampling = self.sampling;
         let truncation = Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p };
         let temperature = sampling.scoring_temperature();
@@ -87,20 +86,10 @@ impl DecodeSteps {
         }
     }
 
-    /// The rows of a step of so many: as many as are captured, or these where more are not.
+    /// Rows of a step, padded to the next captured size; unpadded above the largest one.
     pub fn padded(&self, rows: usize) -> usize {
         let mut sizes = self.sizes.iter().copied();
         sizes.find(|&size| size >= rows).unwrap_or(rows)
-    }
-
-    /// See [`StepInputs::new`].
-    pub fn stride(&self) -> usize {
-        self.stride
-    }
-
-    /// Steps that were replays.
-    pub fn replays(&self) -> usize {
-        self.replays
     }
 
     /// Runs a step, or replays it.
@@ -110,16 +99,15 @@ impl DecodeSteps {
         if !self.sizes.contains(&inputs.rows()) {
             return args.run(&StepBuffer::upload(inputs, args.previous, &device));
         }
-        let progress = self.shapes.entry(inputs.shape());
-        let progress = progress.or_insert(Progress::Seen(0));
+        let progress = self.shapes.entry(inputs.shape()).or_insert(Progress::Seen(0));
         let recorded = match progress {
-            Progress::Seen(steps) if *steps < PATIENCE => {
+            Progress::Seen(steps) if *steps < WARMUP_STEPS => {
                 *steps += 1;
                 return args.run(&StepBuffer::upload(inputs, args.previous, &device));
             }
             Progress::Seen(_) => {
                 let buffer = StepBuffer::upload(inputs, args.previous, &device);
-                args.moments = Moments::default();
+                args.memory_probe = MemoryProbe::default();
                 let captured = Graph::capture(&device, || args.run(&buffer));
                 let (graph, tokens) = captured.map_err(|error| failed(&error))?;
                 let recorded = RecordedStep { graph, inputs: buffer, tokens: tokens? };
@@ -156,8 +144,8 @@ mod tests {
         let steps = DecodeSteps::new(&[8, 1, 4], 64);
         let padded = [1, 2, 4, 5, 8, 9].map(|rows| steps.padded(rows));
         assert_eq!(padded, [1, 4, 4, 8, 8, 9]);
-        assert_eq!(steps.stride(), 64);
+        assert_eq!(steps.stride, 64);
         let eager = DecodeSteps::new(&[], 64);
-        assert_eq!((eager.padded(5), eager.stride()), (5, 1));
+        assert_eq!((eager.padded(5), eager.stride), (5, 1));
     }
 }

@@ -53,11 +53,11 @@ pub(super) struct Engine<'a> {
     running: Running,
     /// Most running sequences now: fewer for a while after a preemption.
     most: usize,
-    /// Whether prompts are prefilled one at a time, since the cache was too small for more.
+    /// True if prompts are prefilled one at a time, since the cache was too small for more.
     one_by_one: bool,
-    /// Whether the running sequences have been decoded.
+    /// True if the running sequences have been decoded.
     decoding: bool,
-    /// Whether a token is launched before the host has read the last one.
+    /// True if a token is launched before the host has read the last one.
     async_scheduling: bool,
     /// Decoding steps on a GPU; elsewhere there are none.
     steps: Option<DecodeSteps>,
@@ -66,7 +66,7 @@ pub(super) struct Engine<'a> {
     stats: GenerationStats,
     /// Follows from all tokens so far and their order: ranks that share the model compare it.
     fingerprint: u64,
-    /// What comes after a turn.
+    /// Answers turns.
     turns: &'a mut dyn Turns,
     /// Sequences whose turn has not been answered yet.
     parked: Vec<Sequence>,
@@ -177,7 +177,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Whether a chunk of prompts should run now: a prefill has begun, or one begins for sequences that may run.
+    /// True if a chunk of prompts should run now: a prefill has begun, or one begins for sequences that may run.
     fn schedule_prefill(&mut self) -> bool {
         if self.prefill.is_some() {
             return true;
@@ -248,10 +248,7 @@ impl<'a> Engine<'a> {
             }
             self.stats.prefix_cache_hits += group.found;
         }
-        match hidden {
-            Some(hidden) => self.sample_first_tokens(&hidden, groups),
-            None => Ok(()),
-        }
+        hidden.map_or(Ok(()), |hidden| self.sample_first_tokens(&hidden, groups))
     }
 
     /// Samples the first token of every sequence of these groups, given the hidden states of their last column,
@@ -274,23 +271,23 @@ impl<'a> Engine<'a> {
             let rows = self.ints(few.iter().map(|(group, ..)| *group as i32).collect());
             let draws: Vec<RandomDraw> =
                 few.iter().map(|(.., sequence)| RandomDraw::next(sequence.key, sequence.sample.tokens.len())).collect();
-            let EngineArgs { decoder, moments, .. } = self.args;
+            let EngineArgs { decoder, memory_probe, .. } = self.args;
             let hidden = hidden.clone().select(0, rows);
-            let logits = moments.logits(decoder, hidden, self.fingerprint);
+            let logits = memory_probe.logits(decoder, hidden, self.fingerprint);
             decoder.check_ranks()?;
             let tokens = sample(logits, self.args.criteria.sampling, &draws)?.read()?;
             for ((group, alone, mut sequence), token) in few.into_iter().zip(tokens) {
                 let ended = self.accept(&mut sequence, token)?;
                 match &mut prefilled[group] {
-                    Some(own) if !ended => own.members.push_back(sequence),
+                    Some(group) if !ended => group.members.push_back(sequence),
                     // what it leaves behind is its own
-                    own if alone => {
-                        let table = own.take().map(|own| own.table);
+                    slot if alone => {
+                        let table = slot.take().map(|group| group.table);
                         self.end(sequence, table)?;
                     }
-                    own => {
-                        if let Some(own) = own {
-                            self.add_routes(&mut sequence, &own.table);
+                    slot => {
+                        if let Some(group) = slot {
+                            self.add_routes(&mut sequence, &group.table);
                         }
                         self.end(sequence, None)?;
                     }
@@ -310,9 +307,9 @@ impl<'a> Engine<'a> {
     /// Gets every running sequence a place for its next token. Where the cache has none, prefilled sequences give up
     /// their blocks, then the youngest sequences are preempted.
     fn append(&mut self) {
-        for row in 0..self.running.rows().len() {
-            while let Some(own) = &mut self.running.rows_mut()[row] {
-                if self.cache.append(&mut own.table, 1) {
+        for row in 0..self.running.rows.len() {
+            while let Some(member) = &mut self.running.rows[row] {
+                if self.cache.append(&mut member.table, 1) {
                     break;
                 }
                 if self.prefill.is_some() || !self.prefilled.is_empty() {
@@ -348,7 +345,7 @@ impl<'a> Engine<'a> {
     /// A sequence's prompt and its completion so far.
     fn tokens_of(&self, sequence: &Sequence) -> Vec<u32> {
         let sample = &sequence.sample;
-        let prompt = &self.waiting.requests()[sample.request].tokens;
+        let prompt = &self.waiting.requests[sample.request].tokens;
         [prompt.as_slice(), &sample.tokens].concat()
     }
 
@@ -388,7 +385,7 @@ impl<'a> Engine<'a> {
 
     /// Most tokens of a sequence's completion.
     fn max_new_tokens(&self, sequence: &Sequence) -> usize {
-        let request = &self.waiting.requests()[sequence.sample.request];
+        let request = &self.waiting.requests[sequence.sample.request];
         self.args.criteria.max_new_tokens(request, &self.args.config)
     }
 
@@ -397,8 +394,7 @@ impl<'a> Engine<'a> {
         if let Some(table) = &table {
             self.add_routes(&mut sequence, table);
         }
-        let most = self.max_new_tokens(&sequence);
-        let room = most.saturating_sub(sequence.sample.tokens.len());
+        let room = self.max_new_tokens(&sequence).saturating_sub(sequence.sample.tokens.len());
         let next = self.turns.turn(&sequence.sample, room);
         if let Some(mut table) = table {
             if self.args.config.keep_completions {
@@ -415,13 +411,13 @@ impl<'a> Engine<'a> {
         }
         self.most = (self.most + 1).min(self.max_num_seqs);
         self.one_by_one = false;
-        self.go_on(sequence, next)
+        self.continue_sequence(sequence, next)
     }
 
     /// Adds the routes of a sequence's tokens that have run: all but the last.
     fn add_routes(&self, sequence: &mut Sequence, table: &BlockTable) {
         let sample = &sequence.sample;
-        let prompt = self.waiting.requests()[sample.request].tokens.len();
+        let prompt = self.waiting.requests[sample.request].tokens.len();
         let ran = prompt + sample.tokens.len() - 1;
         if let Some(routes) = self.cache.routes_of(table, ran) {
             sequence.add_routes(routes);
@@ -429,15 +425,13 @@ impl<'a> Engine<'a> {
     }
 
     fn record_blocks(&mut self) {
-        let bytes = self.cache.used_bytes();
-        self.stats.peak_cache_bytes = self.stats.peak_cache_bytes.max(bytes);
-        let blocks = self.cache.used_blocks();
-        self.stats.peak_blocks = self.stats.peak_blocks.max(blocks);
+        self.stats.peak_cache_bytes = self.stats.peak_cache_bytes.max(self.cache.used_bytes());
+        self.stats.peak_blocks = self.stats.peak_blocks.max(self.cache.used_blocks());
     }
 
     /// Counts what the blocks of a decoding step hold.
     fn record_waste(&mut self) {
-        let running = self.running.rows().iter().flatten().map(|row| &row.table);
+        let running = self.running.rows.iter().flatten().map(|row| &row.table);
         let prefilled = self.prefilled.iter().map(|group| &group.table);
         let tables = || running.clone().chain(prefilled.clone());
         let unused: usize = tables().map(BlockTable::unused_slots).sum();
@@ -445,8 +439,8 @@ impl<'a> Engine<'a> {
         self.stats.block_slots += self.cache.used_blocks() * BLOCK_SIZE;
         self.stats.unused_slots += unused + in_prefill;
         self.stats.blocks += self.cache.used_blocks();
-        let all: usize = tables().map(|table| self.cache.blocks_of(table)).sum();
-        self.stats.unshared_blocks += all;
+        let unshared: usize = tables().map(|table| self.cache.blocks_of(table)).sum();
+        self.stats.unshared_blocks += unshared;
     }
 
     fn ints(&self, values: Vec<i32>) -> Tensor<1, Int> {

@@ -1,4 +1,4 @@
-//! What the sampling engine runs with.
+//! Arguments of the sampling engine.
 
 use super::scheduler_config::SchedulerConfig;
 use super::stopping_criteria::StoppingCriteria;
@@ -11,39 +11,39 @@ pub(super) struct EngineArgs<'a> {
     pub decoder: &'a Decoder,
     pub criteria: StoppingCriteria<'a>,
     pub config: SchedulerConfig,
-    pub moments: Moments<'a>,
+    pub memory_probe: MemoryProbe<'a>,
     /// Numbers of rows of decoding steps that are captured as graphs.
     pub capture_sizes: &'a [usize],
 }
 
-/// Whoever is told of the moments at which sampling holds the most.
+/// Called at the moments when sampling holds the most memory.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Moments<'a>(pub Option<&'a (dyn Fn() + Sync)>);
+pub(super) struct MemoryProbe<'a>(pub Option<&'a (dyn Fn() + Sync)>);
 
-impl Moments<'_> {
-    /// Those of a pass that matters, and none of another.
+impl MemoryProbe<'_> {
+    /// This probe if `matters`, none otherwise.
     pub fn only(self, matters: bool) -> Self {
         Self(self.0.filter(|_| matters))
     }
 
-    /// It is one.
-    pub fn tell(self) {
-        if let Some(told) = self.0 {
-            told();
+    /// Calls the probe, if there is one.
+    pub fn call(self) {
+        if let Some(probe) = self.0 {
+            probe();
         }
     }
 
-    /// Logits of hidden states, `[rows, vocabulary]`: a moment while they are there. Ranks that share the model compare
-    /// the fingerprint of the tokens so far.
+    /// Logits of hidden states, `[rows, vocabulary]`; calls the probe while they exist. Ranks that share the model
+    /// compare the fingerprint of the tokens so far.
     pub fn logits(self, decoder: &Decoder, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
         let logits = decoder.logits(hidden, fingerprint);
-        self.tell();
+        self.call();
         logits
     }
 }
 
-impl fmt::Debug for Moments<'_> {
+impl fmt::Debug for MemoryProbe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Moments").field(&self.0.is_some()).finish()
+        f.debug_tuple("MemoryProbe").field(&self.0.is_some()).finish()
     }
 }

@@ -1,7 +1,7 @@
 //! The public way in: a decoder with checked sampling parameters.
 
 use super::engine::Engine;
-use super::engine_args::{EngineArgs, Moments};
+use super::engine_args::{EngineArgs, MemoryProbe};
 use super::request::{GenerationRequest, Sample, check_ids};
 use super::sampling_params::SamplingParams;
 use super::scheduler_config::SchedulerConfig;
@@ -35,7 +35,7 @@ pub struct Generator<'a> {
     pub(super) criteria: StoppingCriteria<'a>,
     accounts: Option<Arc<Accounts>>,
     prepack: Prepack,
-    moments: Moments<'a>,
+    memory_probe: MemoryProbe<'a>,
     capture_sizes: Vec<usize>,
     cache: RefCell<Option<HeldCache>>,
 }
@@ -62,7 +62,7 @@ impl<'a> Generator<'a> {
             criteria: StoppingCriteria::new(tokenizer, sampling),
             accounts: None,
             prepack: Prepack::default(),
-            moments: Moments::default(),
+            memory_probe: MemoryProbe::default(),
             capture_sizes: Vec::new(),
             cache: RefCell::new(None),
         })
@@ -70,7 +70,7 @@ impl<'a> Generator<'a> {
 
     /// Counts the bytes of the KV cache and of prepacked weights in these accounts.
     #[must_use]
-    pub fn accounted(mut self, accounts: &Arc<Accounts>) -> Self {
+    pub fn with_accounts(mut self, accounts: &Arc<Accounts>) -> Self {
         self.accounts = Some(Arc::clone(accounts));
         self
     }
@@ -82,12 +82,11 @@ impl<'a> Generator<'a> {
         self
     }
 
-    /// Tells of the moments at which sampling holds the most, for readings of memory: after each forward pass of
-    /// prompts, and while the logits of first tokens, and of the first decoded token after others have entered, are
-    /// there.
+    /// Calls `probe` at the moments when sampling holds the most memory: after each forward pass of prompts, and while
+    /// the logits of first tokens, and of the first decoded token after others have entered, are there.
     #[must_use]
-    pub fn at_moments(mut self, told: &'a (dyn Fn() + Sync)) -> Self {
-        self.moments = Moments(Some(told));
+    pub fn with_memory_probe(mut self, probe: &'a (dyn Fn() + Sync)) -> Self {
+        self.memory_probe = MemoryProbe(Some(probe));
         self
     }
 
@@ -110,7 +109,7 @@ impl<'a> Generator<'a> {
         Ok(self.run_with(requests, n, &config, |_| {})?.samples)
     }
 
-    /// The same within the limits of `config`. `ended` gets every completion as soon as it ends, in that order.
+    /// [`Self::run`] within the limits of `config`. `ended` gets every completion as soon as it ends, in that order.
     ///
     /// # Errors
     /// [`Error::Sampling`] for an empty prompt and limits that no sequence fits, [`Error::TooLong`] for a prompt that
@@ -126,8 +125,8 @@ impl<'a> Generator<'a> {
         self.run_turns(requests, n, config, &mut OneTurn, ended)
     }
 
-    /// The same over several turns: `turns` says what follows each. The limits are those of the whole completion, what
-    /// is inserted between turns included.
+    /// [`Self::run_with`] over several turns: `turns` answers each. The limits are those of the whole completion,
+    /// tokens inserted between turns included.
     ///
     /// # Errors
     /// As [`Self::run_with`]; [`Error::Sampling`] for answers that leave no room for a turn, or that were not asked
@@ -162,7 +161,7 @@ impl<'a> Generator<'a> {
             decoder,
             criteria: self.criteria,
             config: *config,
-            moments: self.moments,
+            memory_probe: self.memory_probe,
             capture_sizes: &self.capture_sizes,
         };
         let mut held = self.cache.borrow_mut();

@@ -25,7 +25,7 @@ struct PartialGroup {
     table: Option<BlockTable>,
     /// Tokens that were found in the cache.
     found: usize,
-    /// Where a chunk ends for others that begin alike.
+    /// End of a chunk, for others that begin alike.
     split: Option<usize>,
 }
 
@@ -44,12 +44,12 @@ pub(super) struct PrefilledGroup {
     pub table: BlockTable,
     pub tokens: Vec<u32>,
     pub members: VecDeque<Sequence>,
-    /// Whether its tokens were prefilled before, and how many of them the cache still had.
+    /// True if its tokens were prefilled before.
     pub recomputed: bool,
     pub found: usize,
 }
 
-/// What a forward pass over prompts did.
+/// Result of a forward pass over prompts.
 #[derive(Debug)]
 pub(super) enum Prefilled {
     /// The pool had no block for any prompt.
@@ -64,24 +64,23 @@ impl Prefill {
         Self { groups: groups.into_iter().map(partial).collect() }
     }
 
-    /// Whether all groups are prefilled.
+    /// True if all groups are prefilled.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
     /// Slots of last blocks that hold no token.
     pub fn unused_slots(&self) -> usize {
-        let tables = self.groups.iter().flat_map(|own| &own.table);
-        tables.map(BlockTable::unused_slots).sum()
+        self.groups.iter().flat_map(|partial| &partial.table).map(BlockTable::unused_slots).sum()
     }
 
     /// Gives all blocks back.
     pub fn into_groups(self, cache: &mut KvCache) -> Vec<SequenceGroup> {
-        let free = |own: PartialGroup| {
-            if let Some(table) = own.table {
+        let free = |partial: PartialGroup| {
+            if let Some(table) = partial.table {
                 cache.free(table);
             }
-            own.group
+            partial.group
         };
         self.groups.into_iter().map(free).collect()
     }
@@ -115,11 +114,11 @@ impl Prefill {
         let metadata = cache.prefill(decoder.arch(), &parts);
         let device = decoder.device();
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [row]), device);
-        let hidden = decoder.in_its_pool(|| decoder.hidden_cached(ids, &metadata, cache));
-        args.moments.tell();
+        let hidden = decoder.in_thread_pool(|| decoder.hidden_cached(ids, &metadata, cache));
+        args.memory_probe.call();
         self.save_states(cache, &chunks);
-        for own in &mut self.groups {
-            if let Some(table) = &mut own.table {
+        for partial in &mut self.groups {
+            if let Some(table) = &mut partial.table {
                 cache.trim(table);
             }
         }
@@ -146,13 +145,12 @@ impl Prefill {
                 }
                 self.begin(group, cache);
             }
-            let own = &mut self.groups[group];
-            let Some(table) = &mut own.table else {
+            let partial = &mut self.groups[group];
+            let Some(table) = &mut partial.table else {
                 unreachable!("it has begun");
             };
-            let (tokens, from) = (&own.group.tokens, table.tokens());
-            let split = own.split.filter(|&split| split > from);
-            let to = split.unwrap_or(tokens.len()).min(from + left);
+            let (tokens, from) = (&partial.group.tokens, table.tokens());
+            let to = partial.split.filter(|&split| split > from).unwrap_or(tokens.len()).min(from + left);
             if !cache.append(table, to - from) {
                 break;
             }
@@ -166,25 +164,22 @@ impl Prefill {
 
     /// Begins a group with what the cache has of it.
     fn begin(&mut self, group: usize, cache: &mut KvCache) {
-        let own = &self.groups[group].group;
-        let split = if own.is_prompt() && cache.may_share_states() {
-            let others = self.groups.iter().skip(group + 1);
-            let others = others.filter(|other| other.table.is_none());
-            let common = others.map(|other| common_blocks(&own.tokens, &other.group.tokens));
-            let common = common.max().unwrap_or(0);
-            Some(common.max(cache.kept_tokens(&own.tokens)))
+        let prompt = &self.groups[group].group;
+        let split = if prompt.is_prompt() && cache.may_share_states() {
+            let others = self.groups.iter().skip(group + 1).filter(|other| other.table.is_none());
+            let common = others.map(|other| common_blocks(&prompt.tokens, &other.group.tokens)).max().unwrap_or(0);
+            Some(common.max(cache.kept_tokens(&prompt.tokens)))
         } else {
             None
         };
-        let own = &mut self.groups[group];
-        let table = cache.begin(&own.group.tokens);
-        own.found = table.tokens();
-        own.split = split.filter(|&split| split > own.found);
-        own.table = Some(table);
+        let partial = &mut self.groups[group];
+        let table = cache.begin(&partial.group.tokens);
+        partial.found = table.tokens();
+        partial.split = split.filter(|&split| split > partial.found);
+        partial.table = Some(table);
     }
 
-    /// Whether a group begins after this forward pass, since one of its chunks leaves states behind that it can begin
-    /// with.
+    /// True if a group waits for the next forward pass, since a chunk of this one leaves states that it can begin with.
     fn awaits_states(&self, group: usize, chunks: &[ScheduledChunk], cache: &KvCache) -> bool {
         let tokens = &self.groups[group].group.tokens;
         let ends = chunks.iter().filter_map(|chunk| {
@@ -193,8 +188,7 @@ impl Prefill {
             let common = common_blocks(&other.group.tokens, tokens);
             (split <= common).then_some(split)
         });
-        let longest = ends.max();
-        longest.is_some_and(|end| end > cache.found_tokens(tokens))
+        ends.max().is_some_and(|end| end > cache.found_tokens(tokens))
     }
 
     /// Keeps the states at the ends of prompts that have run, and where prompts part, for others. The latter are used

@@ -1,4 +1,4 @@
-//! What a generator is asked for, and what it returns.
+//! Requests of a generator, and its results.
 
 use firebrick_models::random::DrawKey;
 use firebrick_models::routing::Routes;
@@ -55,14 +55,12 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Where its last turn begins.
-    #[must_use]
+    /// Index of the first token of its last turn.
     pub fn turn_start(&self) -> usize {
         self.inserted.last().map_or(0, |range| range.end)
     }
 
     /// Turns of the model.
-    #[must_use]
     pub fn turns(&self) -> usize {
         self.inserted.len() + 1
     }

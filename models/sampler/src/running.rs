@@ -3,8 +3,8 @@
 use super::sequence::Sequence;
 use firebrick_models::cache::{BlockTable, KvCache};
 
-/// Blocks that stay free when a sequence enters beside so many, so that it does not preempt others at once: they need
-/// as many in four tokens.
+/// Blocks that stay free when a sequence enters while `running` run, so that it does not preempt others at once: they
+/// need as many in four tokens.
 pub(super) fn reserve(running: usize) -> usize {
     running.div_ceil(4)
 }
@@ -20,7 +20,8 @@ pub(super) struct Row {
 /// it.
 #[derive(Debug, Default)]
 pub(super) struct Running {
-    rows: Vec<Option<Row>>,
+    /// The rows, holes among them.
+    pub rows: Vec<Option<Row>>,
 }
 
 impl Running {
@@ -29,24 +30,14 @@ impl Running {
         self.rows.iter().flatten().count()
     }
 
-    /// The rows, holes among them.
-    pub fn rows(&self) -> &[Option<Row>] {
-        &self.rows
-    }
-
-    pub fn rows_mut(&mut self) -> &mut [Option<Row>] {
-        &mut self.rows
-    }
-
     /// The blocks of each row.
     pub fn tables(&self) -> Vec<Option<&BlockTable>> {
-        let rows = self.rows.iter();
-        rows.map(|row| row.as_ref().map(|row| &row.table)).collect()
+        self.rows.iter().map(|row| row.as_ref().map(|row| &row.table)).collect()
     }
 
-    /// Whether the cache has a block for each sequence that needs one for its next token.
+    /// True if the cache has a block for each sequence that needs one for its next token.
     pub fn could_append(&self, cache: &KvCache) -> bool {
-        cache.could_append_to(self.rows.iter().flatten().map(|row| &row.table))
+        cache.could_append(self.rows.iter().flatten().map(|row| &row.table), 1)
     }
 
     /// Takes the first hole, or a new row.
@@ -57,7 +48,7 @@ impl Running {
         }
     }
 
-    /// Whether holes should be closed. A quarter of the rows may be holes where the number of rows should not change
+    /// True if holes should be closed. A quarter of the rows may be holes where the number of rows should not change
     /// often.
     pub fn should_compact(&self, lazy: bool) -> bool {
         let (live, rows) = (self.live(), self.rows.len());

@@ -52,15 +52,13 @@ pub(super) struct RandomDraw {
 }
 
 impl RandomDraw {
-    /// The draw of a sequence's next token, after so many.
+    /// For a row without a sequence.
+    pub const NONE: Self = Self { key: None, position: 0 };
+
+    /// The draw of a sequence's next token, after `tokens`.
     pub fn next(key: DrawKey, tokens: usize) -> Self {
         Self { key: Some(key), position: tokens as u32 }
     }
-}
-
-impl RandomDraw {
-    /// For a row without a sequence.
-    pub const NONE: Self = Self { key: None, position: 0 };
 
     pub fn uniform(&self) -> f32 {
         self.key.map_or(0.5, |key| key.uniform(self.position))
@@ -91,8 +89,7 @@ pub(super) fn sample(logits: Tensor<2>, sampling: &SamplingParams, draws: &[Rand
     let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / sampling.temperature };
     let vocab = z.dims()[1];
     let z: Vec<f32> = read(z)?;
-    let rows = z.par_chunks(vocab).zip(uniforms);
-    let chosen = rows.map(|(row, u)| sample_truncated(row, sampling, u));
+    let chosen = z.par_chunks(vocab).zip(uniforms).map(|(row, u)| sample_truncated(row, sampling, u));
     Ok(SampledTokens::Host(chosen.collect()))
 }
 

@@ -1,8 +1,8 @@
-//! How tokens are chosen and when a completion ends.
+//! Sampling parameters.
 
 use firebrick_models::{Error, Result};
 
-/// How tokens are chosen and when a completion ends, by vLLM's names.
+/// Choice of tokens and end of completions, by vLLM's names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divisor of the logits; 0 is greedy decoding.
@@ -36,20 +36,17 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether every token is the argmax.
-    #[must_use]
+    /// True if every token is the argmax.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
-    /// Whether tokens are truncated (top-k, top-p or min-p).
-    #[must_use]
+    /// True if tokens are truncated (top-k, top-p or min-p).
     pub fn is_truncated(&self) -> bool {
         self.top_k.is_some() || self.top_p < 1.0 || self.min_p > 0.0
     }
 
     /// Temperature of reported log-probabilities: 1 for greedy decoding.
-    #[must_use]
     pub fn scoring_temperature(&self) -> f64 {
         if self.is_greedy() { 1.0 } else { self.temperature }
     }

@@ -8,7 +8,7 @@ use firebrick_models::{Error, Result};
 /// Default of [`SchedulerConfig::max_num_batched_tokens`].
 pub const MAX_NUM_BATCHED_TOKENS: usize = 2048;
 
-/// How much a generation run may use at a time, by vLLM's names.
+/// Limits of a generation run, by vLLM's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
     /// Most sequences that are decoded at a time.
@@ -21,19 +21,18 @@ pub struct SchedulerConfig {
     /// Most bytes of the KV cache; `None` is as many as the sequences may ever need. When it is full, the youngest
     /// sequences are preempted and recomputed later.
     pub kv_cache_bytes: Option<usize>,
-    /// How keys and values are stored.
+    /// Format of keys and values.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Whether the keys and values of whole completions stay in the cache for later runs of the generator, as long as
+    /// True if the keys and values of whole completions stay in the cache for later runs of the generator, as long as
     /// the pools have room: for turns of a conversation. Prompts that begin alike share blocks either way.
     pub keep_completions: bool,
-    /// Whether the next token is launched before the host has read the last one. `None`: on devices that run
+    /// True if the next token is launched before the host has read the last one. `None`: on devices that run
     /// asynchronously. Sampled tokens do not depend on it.
     pub async_scheduling: Option<bool>,
 }
 
 impl SchedulerConfig {
     /// Limits of `max_num_seqs` sequences at a time and [`MAX_NUM_BATCHED_TOKENS`] tokens of a forward pass.
-    #[must_use]
     pub fn new(max_num_seqs: usize) -> Self {
         Self {
             max_num_seqs,
@@ -64,8 +63,7 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// What the cache is for, with `sequences` sequences of up to `longest` tokens.
-    #[must_use]
+    /// Demand on the cache of `sequences` sequences of up to `longest` tokens.
     pub fn kv_cache_demand(&self, arch: &Arch, sequences: usize, longest: usize) -> KvCacheDemand {
         KvCacheDemand {
             sequences: self.max_num_seqs.min(sequences),
@@ -78,7 +76,6 @@ impl SchedulerConfig {
     }
 
     /// The smallest [`Self::kv_cache_bytes`] for sequences of up to `longest` tokens: the blocks of one of them.
-    #[must_use]
     pub fn least_cache_bytes(&self, arch: &Arch, longest: usize) -> usize {
         self.kv_cache_demand(arch, 1, longest).least_bytes(arch) as usize
     }

@@ -20,7 +20,7 @@ pub(super) struct SampledToken {
 pub(super) struct Sequence {
     pub sample: Sample,
     pub key: DrawKey,
-    /// Whether it gave up its blocks once.
+    /// True if it gave up its blocks once.
     pub preempted: bool,
 }
 
@@ -92,12 +92,12 @@ pub(super) struct SequenceGroup {
     pub tokens: Vec<u32>,
     /// All samples of the prompt, or one preempted sequence.
     pub members: Vec<Sequence>,
-    /// Whether the tokens were prefilled before.
+    /// True if the tokens were prefilled before.
     pub recomputed: bool,
 }
 
 impl SequenceGroup {
-    /// Whether its tokens are a prompt alone.
+    /// True if its tokens are a prompt alone.
     pub fn is_prompt(&self) -> bool {
         let mut members = self.members.iter();
         members.all(|member| member.sample.tokens.is_empty())

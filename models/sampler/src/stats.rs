@@ -14,7 +14,7 @@ pub struct GenerationStats {
     pub new_tokens: usize,
     /// Forward passes that decoded one token of each sequence.
     pub decode_steps: usize,
-    /// Those of them that replayed a graph.
+    /// Decoding steps that replayed a graph.
     pub graph_replays: usize,
     /// Sequences that were decoded, summed over those forward passes.
     pub occupied: usize,
@@ -36,11 +36,11 @@ pub struct GenerationStats {
     pub peak_blocks: usize,
     /// Slots of those blocks, summed over decoding steps.
     pub block_slots: usize,
-    /// Those of them at the end of last blocks that held no token.
+    /// Unused slots at the end of last blocks, summed over decoding steps.
     pub unused_slots: usize,
     /// Blocks that sequences had, summed over decoding steps: a shared block counts once.
     pub blocks: usize,
-    /// The same where a shared block counts for every sequence that has it.
+    /// [`Self::blocks`] where a shared block counts for every sequence that has it.
     pub unshared_blocks: usize,
     /// Time of prefill, the sampling of first tokens included.
     pub prefill_time: Duration,
@@ -50,32 +50,27 @@ pub struct GenerationStats {
 
 impl GenerationStats {
     /// Mean share of the sequences at a time that was used, in [0, 1].
-    #[must_use]
     pub fn occupancy(&self) -> f64 {
         self.occupied as f64 / self.slots.max(1) as f64
     }
 
     /// Share of the slots in use that hold no token, in [0, 1]: last blocks that are not full.
-    #[must_use]
     pub fn kv_waste(&self) -> f64 {
         self.unused_slots as f64 / self.block_slots.max(1) as f64
     }
 
     /// Share of the blocks that sequences would need without sharing that sharing saves, in [0, 1].
-    #[must_use]
     pub fn kv_shared(&self) -> f64 {
         let saved = self.unshared_blocks.saturating_sub(self.blocks);
         saved as f64 / self.unshared_blocks.max(1) as f64
     }
 
     /// Tokens per second of prefill.
-    #[must_use]
     pub fn prefill_rate(&self) -> f64 {
         rate(self.prefill_tokens + self.recomputed_tokens, self.prefill_time)
     }
 
     /// Tokens per second of decoding.
-    #[must_use]
     pub fn decode_rate(&self) -> f64 {
         rate(self.occupied, self.decode_time)
     }

@@ -11,17 +11,17 @@ pub(super) struct StoppingCriteria<'a> {
     /// Decodes completions; needed for stop strings.
     tokenizer: Option<&'a Tokenizer>,
     pub sampling: &'a SamplingParams,
-    /// Whether a stop string has a special token in it, which is then a part of the text.
+    /// True if a stop string contains a special token, which is then a part of the text.
     special: bool,
 }
 
 impl<'a> StoppingCriteria<'a> {
     pub fn new(tokenizer: Option<&'a Tokenizer>, sampling: &'a SamplingParams) -> Self {
-        let special = tokenizer.is_some_and(|own| has_special(own, &sampling.stop_strings));
+        let special = tokenizer.is_some_and(|tokenizer| has_special(tokenizer, &sampling.stop_strings));
         Self { tokenizer, sampling, special }
     }
 
-    /// Whether a turn ends with a stop token or contains a stop string.
+    /// True if a turn ends with a stop token or contains a stop string.
     pub fn is_met(&self, sample: &Sample) -> Result<bool> {
         let last = sample.tokens.last();
         if last.is_some_and(|last| self.sampling.stop_ids.contains(last)) {
@@ -42,8 +42,7 @@ impl<'a> StoppingCriteria<'a> {
     /// Most tokens of a completion of this request.
     pub fn max_new_tokens(&self, request: &GenerationRequest, config: &SchedulerConfig) -> usize {
         let left = config.max_model_len.map(|most| most.saturating_sub(request.tokens.len()));
-        let limits = [request.max_new_tokens, left].into_iter().flatten();
-        limits.fold(self.sampling.max_new_tokens, usize::min)
+        [request.max_new_tokens, left].into_iter().flatten().fold(self.sampling.max_new_tokens, usize::min)
     }
 }
 
@@ -92,7 +91,7 @@ fn before(tokenizer: &Tokenizer, tokens: &[u32], without_special: bool, text: &s
     Ok((0, text.to_owned()))
 }
 
-/// Where the first of the stop strings begins in a text.
+/// Index of the first stop string in a text.
 fn first(text: &str, stops: &[String]) -> Option<usize> {
     stops.iter().filter_map(|stop| text.find(stop.as_str())).min()
 }
@@ -132,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_text_ends_before_the_stop_string_also_within_a_token() {
-        let own = tokenizer();
+        let tokenizer = tokenizer();
         for (text, stops, before) in [
             ("a\nQ:", &["\nQ:"][..], "a"),
             // it begins within the token `b\nQ`
@@ -148,24 +147,24 @@ mod tests {
             ("a<pad>b<eos>", &["b<eos>"], "a"),
             ("", &["a"], ""),
         ] {
-            let tokens = own.encode(text, false).expect("tokens");
+            let tokens = tokenizer.encode(text, false).expect("tokens");
             let sampling = sampling(stops, &[]);
-            let found = text_before_stop(&own, &sampling, &tokens, 0).expect("a text");
-            assert_eq!(found, before, "{text:?}, {stops:?}");
-            let met = StoppingCriteria::new(Some(&own), &sampling).is_met(&sample(&tokens)).expect("looked at");
+            let text_before = text_before_stop(&tokenizer, &sampling, &tokens, 0).expect("a text");
+            assert_eq!(text_before, before, "{text:?}, {stops:?}");
+            let met = StoppingCriteria::new(Some(&tokenizer), &sampling).is_met(&sample(&tokens)).expect("looked at");
             assert_eq!(met, text.len() > before.len() && !stops.is_empty(), "{text:?}, {stops:?}");
         }
     }
 
     #[test]
     fn a_stop_string_of_an_earlier_turn_and_a_stop_token_elsewhere_stay() {
-        let own = tokenizer();
-        let tokens = own.encode("a!b:a!", false).expect("tokens");
-        let text = |turn, sampling| text_before_stop(&own, &sampling, &tokens, turn).expect("a text");
+        let tokenizer = tokenizer();
+        let tokens = tokenizer.encode("a!b:a!", false).expect("tokens");
+        let text = |turn, sampling| text_before_stop(&tokenizer, &sampling, &tokens, turn).expect("a text");
         assert_eq!(text(3, sampling(&["!"], &[])), "a!b:a");
         assert_eq!(text(0, sampling(&["!"], &[])), "a");
         // the token `!` ends the completion; in the middle it is a part of it
-        let end = own.token_id("!").expect("a token");
+        let end = tokenizer.token_id("!").expect("a token");
         assert_eq!(text(0, sampling(&[], &[end])), "a!b:a");
         assert_eq!(text(6, sampling(&[], &[end])), "a!b:a!");
     }

@@ -13,8 +13,9 @@ use firebrick_arch::kv_cache::{state_bytes, state_slots};
 use firebrick_backends::Precision;
 use firebrick_backends::accounts::{Accounts, Category, Home};
 use firebrick_models::Arch;
+use firebrick_models::attention::{Grouping, SequenceLayout};
 use firebrick_models::decoder::Param;
-use firebrick_models::forward_context::{Columns, ForwardContext};
+use firebrick_models::forward_context::ForwardContext;
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Decoder, Error, KvCacheDtype, Prepack, Quantization};
 use proptest::prelude::*;
@@ -23,12 +24,12 @@ use std::path::Path;
 
 const VOCAB: usize = 61;
 
-/// How near a draw may be to a boundary between two tokens to go either way, and how far log-probs may be apart.
+/// Distance of a draw to a boundary between two tokens within which it may go either way, and tolerance of log-probs.
 const NEAR: f64 = 1e-5;
 
 const PANELS: Prepack = Prepack { panels: true, quantization: None };
 
-/// What a family of two layers needs to have layers of both of its kinds.
+/// Settings with which a family of two layers has layers of both of its kinds.
 fn kinds(family: &str) -> Value {
     match family {
         "gemma3_text" => {
@@ -94,8 +95,9 @@ fn in_8_bits(decoder: &Decoder) -> Decoder {
 
 /// Logits over temperature after every token of a sequence, by one forward without a cache.
 fn scores(decoder: &Decoder, tokens: &[u32], temperature: f64) -> Vec<Vec<f32>> {
-    let columns = Columns { starts: &[0], first: 0, len: tokens.len() };
-    let ctx = ForwardContext::new(decoder.arch(), columns, decoder.device());
+    let (arch, device) = (decoder.arch(), decoder.device());
+    let layout = SequenceLayout::packed(&[tokens.len()], Grouping { waste: 0.0, queries: 0 }, device);
+    let ctx = ForwardContext::whole(arch, layout, 0, device);
     let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
     let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [tokens.len()]), decoder.device());
     let logits = decoder.head().logits(decoder.hidden(ids, &ctx)) / temperature;
@@ -114,17 +116,17 @@ fn check(
     request: &GenerationRequest,
     sampling: &SamplingParams,
     limits: &SchedulerConfig,
-    found: &Sample,
+    sampled: &Sample,
 ) -> usize {
     let mut others = 0;
-    let tokens = [request.tokens.as_slice(), &found.tokens].concat();
+    let tokens = [request.tokens.as_slice(), &sampled.tokens].concat();
     let temperature = sampling.scoring_temperature();
     let near = nearness(decoder);
     let rows = scores(decoder, &tokens, temperature);
-    let key = DrawKey { sample: request.key.sample + found.sample as u32, ..request.key };
-    for (i, &token) in found.tokens.iter().enumerate() {
+    let key = DrawKey { sample: request.key.sample + sampled.sample as u32, ..request.key };
+    for (i, &token) in sampled.tokens.iter().enumerate() {
         let row = &rows[request.tokens.len() + i - 1];
-        let place = format!("token {i} of sample {} of prompt {}", found.sample, found.request);
+        let place = format!("token {i} of sample {} of prompt {}", sampled.sample, sampled.request);
         if sampling.is_greedy() {
             let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             assert!(f64::from(most - row[token as usize]) < near, "{place}");
@@ -142,18 +144,18 @@ fn check(
         others += usize::from(drawn.token != token);
         if drawn.token == token {
             let apart = |a: f32, b: f32| f64::from((a - b).abs());
-            assert!(apart(drawn.logp, found.logps[i]) < near, "{place}: {} and {}", drawn.logp, found.logps[i]);
-            assert!(apart(drawn.full_logp, found.full_logps[i]) < near, "{place}: full");
+            assert!(apart(drawn.logp, sampled.logps[i]) < near, "{place}: {} and {}", drawn.logp, sampled.logps[i]);
+            assert!(apart(drawn.full_logp, sampled.full_logps[i]) < near, "{place}: full");
         }
     }
     let stop = |t: &u32| sampling.stop_ids.contains(t);
-    let (last, before) = found.tokens.split_last().expect("at least one token");
+    let (last, before) = sampled.tokens.split_last().expect("at least one token");
     assert!(!before.iter().any(stop), "a sequence went on after its end");
     let room = limits.max_model_len.map_or(usize::MAX, |most| most - request.tokens.len());
     let most = sampling.max_new_tokens.min(room);
     let expected = if stop(last) { FinishReason::Stop } else { FinishReason::Length };
-    assert_eq!(found.finish, expected);
-    assert!(expected == FinishReason::Stop || found.tokens.len() == most, "cut at {}", found.tokens.len());
+    assert_eq!(sampled.finish, expected);
+    assert!(expected == FinishReason::Stop || sampled.tokens.len() == most, "cut at {}", sampled.tokens.len());
     others
 }
 
@@ -242,7 +244,7 @@ fn run(schedule: &Schedule) -> Generated {
     run_counting(schedule).0
 }
 
-/// The same, and how many tokens differ from their draws.
+/// [`run`], and the number of tokens that differ from their draws.
 fn run_counting(schedule: &Schedule) -> (Generated, usize) {
     let decoder = decoder(schedule.family);
     let requests = requests_after(schedule.system, &schedule.lengths);
@@ -265,10 +267,10 @@ fn run_counting(schedule: &Schedule) -> (Generated, usize) {
         })
         .expect("samples");
     let names: Vec<_> = generated.samples.iter().map(|s| (s.request, s.sample)).collect();
-    let all: Vec<_> = (0..requests.len()).flat_map(|r| (0..schedule.n).map(move |s| (r, s))).collect();
-    assert_eq!(names, all, "every sample, in order");
+    let expected: Vec<_> = (0..requests.len()).flat_map(|r| (0..schedule.n).map(move |s| (r, s))).collect();
+    assert_eq!(names, expected, "every sample, in order");
     seen.sort_unstable();
-    assert_eq!(seen, all, "every sample is told once");
+    assert_eq!(seen, expected, "every sample is told once");
     let mut others = 0;
     for sample in &generated.samples {
         let request = &requests[sample.request];
@@ -300,14 +302,14 @@ fn tokens_and_log_probs_are_those_of_a_plain_forward_under_every_schedule() {
     let outcome = runner.run(&schedule(), |schedule| {
         let (generated, others) = run_counting(&schedule);
         let drawn: usize = generated.samples.iter().map(|s| s.tokens.len()).sum();
-        let (all, differing) = counts.get();
-        counts.set((all + drawn, differing + others));
+        let (draws, differing) = counts.get();
+        counts.set((draws + drawn, differing + others));
         Ok(())
     });
     outcome.expect("every schedule holds");
-    let (all, differing) = counts.get();
+    let (draws, differing) = counts.get();
     // a draw lies within 1e-5 of one of a few boundaries about once in ten thousand times
-    assert!(differing * 1000 <= all, "{differing} of {all} tokens are not their draws");
+    assert!(differing * 1000 <= draws, "{differing} of {draws} tokens are not their draws");
 }
 
 fn crowded(budget: Option<f64>) -> Schedule {
@@ -358,8 +360,7 @@ fn a_request_may_limit_its_own_completions() {
     requests[1].max_new_tokens = Some(3);
     requests[2].max_new_tokens = Some(20);
     let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
-    let samples = generator.run(&requests, 2, 4).expect("samples");
-    let lengths: Vec<usize> = samples.iter().map(|s| s.tokens.len()).collect();
+    let lengths: Vec<usize> = generator.run(&requests, 2, 4).expect("samples").iter().map(|s| s.tokens.len()).collect();
     assert_eq!(lengths, [10, 10, 3, 3, 10, 10]);
     requests[0].max_new_tokens = Some(0);
     let error = generator.run(&requests, 2, 4).expect_err("no tokens");

@@ -5,7 +5,7 @@ use super::sequence::SampledToken;
 use std::cmp::Ordering;
 
 /// Tokens that top-p sorts first; four times as many follow each time.
-const FIRST: usize = 64;
+const INITIAL_SORT: usize = 64;
 
 /// Samples from one row of `z` = logits / temperature with the uniform number `u` in (0, 1). Of equally likely tokens
 /// at a boundary, those with the smallest ids are kept.
@@ -50,7 +50,7 @@ fn kept(weights: &[f64], sampling: &SamplingParams) -> Vec<usize> {
 /// as needed.
 fn nucleus(order: &mut [usize], weights: &[f64], share: f64, likelier: impl Fn(&usize, &usize) -> Ordering) -> usize {
     let (mut sorted, mut before) = (0, 0.0);
-    let mut size = FIRST;
+    let mut size = INITIAL_SORT;
     while sorted < order.len() {
         let rest = &mut order[sorted..];
         let next = size.min(rest.len());
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(kept(Some(9), 1.0, 0.0), [0, 1, 2, 3]);
     }
 
-    /// The same by sorting everything.
+    /// [`kept`] by sorting everything.
     fn sorted(weights: &[f64], s: &SamplingParams) -> Vec<usize> {
         let mut order: Vec<usize> = (0..weights.len()).collect();
         order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));

@@ -8,28 +8,28 @@
 
 use super::request::Sample;
 
-/// What comes after a turn.
+/// Continuation of a sequence after a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing: the completion is whole.
+    /// The completion is whole.
     End,
-    /// Nothing, as there is no room for it: the completion ends at its length limit.
+    /// There is no room for more: the completion ends at its length limit.
     Cut,
     /// These tokens, which the model did not sample, then another turn. They leave room for at least one token of it.
     Append(Vec<u32>),
     /// The completion begins again after its prompt.
     Restart,
-    /// What [`Turns::awaited`] will say.
+    /// The answer comes later, by [`Turns::awaited`].
     Wait,
 }
 
 /// Answers turns. A turn ends with a stop token, a stop string, or the length limit.
 pub trait Turns {
-    /// What comes after the last turn of `sample`, to which `room` more tokens may be added.
+    /// Answers the last turn of `sample`, to which `room` more tokens may be added.
     fn turn(&mut self, sample: &Sample, room: usize) -> Next;
 
-    /// What comes after turns that wait, by request and sample; asked for when all other sequences have ended or wait
-    /// too. Never [`Next::Wait`].
+    /// Answers turns that wait, by request and sample; called when all other sequences have ended or wait too. Never
+    /// [`Next::Wait`].
     fn awaited(&mut self) -> Vec<((usize, usize), Next)> {
         Vec::new()
     }

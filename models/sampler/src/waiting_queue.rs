@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Preempted sequences, then prompts that have not been prefilled.
 #[derive(Debug)]
 pub(super) struct WaitingQueue<'a> {
-    requests: &'a [GenerationRequest],
+    pub requests: &'a [GenerationRequest],
     /// Samples of each prompt.
     n: usize,
     next: usize,
@@ -18,10 +18,6 @@ impl<'a> WaitingQueue<'a> {
     pub fn new(requests: &'a [GenerationRequest], n: usize) -> Self {
         let next = if n == 0 { requests.len() } else { 0 };
         Self { requests, n, next, returned: BTreeMap::new() }
-    }
-
-    pub fn requests(&self) -> &'a [GenerationRequest] {
-        self.requests
     }
 
     pub fn is_empty(&self) -> bool {
@@ -59,7 +55,7 @@ impl<'a> WaitingQueue<'a> {
     }
 
     /// A sequence waits for its next turn.
-    pub fn go_on(&mut self, sequence: Sequence) {
+    pub fn push_continued(&mut self, sequence: Sequence) {
         self.wait(sequence, false);
     }
 

@@ -43,15 +43,13 @@ pub struct Dropout {
 impl Dropout {
     /// Dropout at `rate` in [0, 1) for the sequences of a forward pass, in order, each with its number of rows. `None`
     /// at rate 0.
-    #[must_use]
     pub fn new(rate: f64, sequences: impl IntoIterator<Item = (DropoutKey, usize)>, device: &Device) -> Option<Self> {
         let whole = sequences.into_iter().map(|(key, length)| (key, 0..length));
-        Self::of_parts(rate, whole, device)
+        Self::from_parts(rate, whole, device)
     }
 
-    /// The same for parts of sequences: the rows of each, counted from its first.
-    #[must_use]
-    pub fn of_parts(
+    /// [`Self::new`] for parts of sequences: the rows of each, counted from its first.
+    pub fn from_parts(
         rate: f64,
         parts: impl IntoIterator<Item = (DropoutKey, Range<usize>)>,
         device: &Device,
@@ -75,12 +73,12 @@ impl Dropout {
         self.drop_from(x, place, rows, |row| (row, 0))
     }
 
-    /// The same for a row of each choice of a token, sorted by expert: each by its expert, whichever of the token's
-    /// choices it was.
+    /// [`Self::apply`] for a row of each choice of a token, sorted by expert: each by its expert, whichever of the
+    /// token's choices it was.
     pub(crate) fn apply_to_choices(&self, x: Tensor<2>, place: usize, choices: &ExpertRows) -> Tensor<2> {
-        let all: Vec<(usize, usize)> = choices.tokens_and_experts().collect();
-        self.drop_from(x, place, all.len(), |row| {
-            let (token, expert) = all[row];
+        let choice_rows: Vec<(usize, usize)> = choices.tokens_and_experts().collect();
+        self.drop_from(x, place, choice_rows.len(), |row| {
+            let (token, expert) = choice_rows[row];
             (token, 1 + expert as u32)
         })
     }
@@ -98,7 +96,7 @@ impl Dropout {
         x.mask_fill(Tensor::<2, Bool>::from_data(dropped, &self.device), 0.0)
     }
 
-    /// What is dropped of rows, given the token of each, and 0 or one more than the expert that reads it alone.
+    /// Dropped elements of rows, given the token of each, and 0 or one more than the expert that reads it alone.
     fn dropped(&self, [rows, width]: [usize; 2], place: u32, of: impl Fn(usize) -> (usize, u32) + Sync) -> Vec<bool> {
         // below 2³² as the rate is below one
         let threshold = (self.rate * 2.0_f64.powi(32)) as u32;
@@ -150,7 +148,7 @@ mod tests {
         let longer = dropped(&[b], length + 2, width, 4);
         assert_eq!(longer[..length * width], alone);
         let parts = [(a, 3..length), (b, 0..2)];
-        let part = Dropout::of_parts(0.1, parts, &Device::flex()).unwrap();
+        let part = Dropout::from_parts(0.1, parts, &Device::flex()).unwrap();
         assert_eq!(of_all(&part, width, 4), together[3 * width..(length + 2) * width]);
         let behind_a_shorter_one = dropped_rows(&[(a, 2), (b, length)], width, 4);
         assert_eq!(behind_a_shorter_one[2 * width..], alone);
@@ -179,19 +177,18 @@ mod tests {
         let ones = |rows: usize| Tensor::<2>::ones([rows, 16], &device);
         let kept = |experts: &[u32]| -> Vec<Vec<f32>> {
             let rows = ExpertRows::new(experts, 2, 4, &device);
-            let kept = dropout.apply_to_choices(ones(4), 3, &rows);
-            let kept: Vec<f32> = kept.try_into_vec_as().unwrap();
+            let kept: Vec<f32> = dropout.apply_to_choices(ones(4), 3, &rows).try_into_vec_as().unwrap();
             kept.chunks(16).map(<[f32]>::to_vec).collect()
         };
         // token 0 goes to experts 1 and 3, token 1 to 0 and 3
-        let [own, turned] = [kept(&[1, 3, 0, 3]), kept(&[3, 1, 3, 0])];
-        assert_eq!(own, turned);
+        let [sorted, turned] = [kept(&[1, 3, 0, 3]), kept(&[3, 1, 3, 0])];
+        assert_eq!(sorted, turned);
         let token: Vec<f32> = dropout.apply(ones(2), 3).try_into_vec_as().unwrap();
-        let mut all = own;
-        all.extend(token.chunks(16).map(<[f32]>::to_vec));
-        all.sort_by(|a, b| a.partial_cmp(b).unwrap());
-        all.dedup();
-        assert_eq!(all.len(), 6, "each row by itself");
+        let mut distinct = sorted;
+        distinct.extend(token.chunks(16).map(<[f32]>::to_vec));
+        distinct.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        distinct.dedup();
+        assert_eq!(distinct.len(), 6, "each row by itself");
     }
 
     #[test]

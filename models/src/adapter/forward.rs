@@ -12,7 +12,7 @@ pub(crate) fn init_stream(layer: usize, target: TargetModule) -> u64 {
     ADAPTER_STREAM + target.index(layer) as u64
 }
 
-/// How the adapters of a layer run in one forward pass: everything but their matrices.
+/// Settings of the adapters of a layer in one forward pass: everything but their matrices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoraForward<'a> {
     scale: f64,
@@ -35,8 +35,8 @@ impl<'a> LoraForward<'a> {
         linear(&(linear(&x, a) * self.factor()), b)
     }
 
-    /// The same with the adapter of each row's expert, `[sorted rows, out]`: of A `[experts · rank, in]` and B
-    /// `[experts · out, rank]`. What is dropped of a token's row is the same for all experts that read it.
+    /// [`Self::run`] with the adapter of each row's expert, `[sorted rows, out]`: of A `[experts · rank, in]` and B
+    /// `[experts · out, rank]`. All experts that read a token's row drop the same elements.
     pub(crate) fn run_experts(
         &self,
         x: &Tensor<2>,

@@ -1,6 +1,7 @@
 //! The layout of packed or padded rows: which rows belong to which sequence, which sequences share a padded attention
 //! product, and the gathers to padded rows and back.
 
+use crate::ranges::consecutive;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, Operation, PrefixGroup, PrefixGroups};
 use std::ops::Range;
@@ -12,7 +13,7 @@ pub struct SequenceLayout {
     pub(super) groups: Vec<Group>,
     /// Queries whose scores are computed at a time; 0 is all.
     chunk: usize,
-    /// Whether the rows are packed, without padding between sequences.
+    /// True if the rows are packed, without padding between sequences.
     packed: bool,
     masks: Vec<Mask>,
     /// The rows of each sequence, where a fused kernel attends.
@@ -34,7 +35,7 @@ pub(super) struct Group {
 struct Gather {
     /// The row of every padded place, `[sequences · width]`; the sequence's last row for padding.
     spread: Tensor<1, Int>,
-    /// The same within the group's own rows; the index after them for padding.
+    /// `spread` within the group's rows; the index after them for padding.
     spread_or_zero: Tensor<1, Int>,
     /// The padded place of every row, `[tokens]`.
     places: Tensor<1, Int>,
@@ -65,7 +66,7 @@ pub struct PaddedGroup {
     pub width: usize,
 }
 
-/// How many sequences may share a padded attention product.
+/// Limits of a padded attention product over several sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Grouping {
     /// Most padding, as a share of the padded rows in [0, 1); at 0 only sequences of one length share a product.
@@ -77,7 +78,7 @@ pub struct Grouping {
 
 impl Grouping {
     /// Groups of consecutive sequences, each as large as the limits allow.
-    pub fn of(self, lengths: &[usize]) -> impl Iterator<Item = PaddedGroup> {
+    pub fn split(self, lengths: &[usize]) -> impl Iterator<Item = PaddedGroup> {
         let mut first = 0;
         std::iter::from_fn(move || {
             let (mut width, mut tokens) = (*lengths.get(first)?, lengths[first]);
@@ -99,19 +100,18 @@ impl Grouping {
 
 impl SequenceLayout {
     /// Sequences of these lengths (in tokens), packed one behind the other.
-    #[must_use]
     pub fn packed(lengths: &[usize], grouping: Grouping, device: &Device) -> Self {
         let mut this = Self::empty(lengths.to_vec(), true);
         let mut row = 0;
-        for PaddedGroup { sequences, width } in grouping.of(lengths) {
-            let own = &lengths[sequences];
-            let rows = row..row + own.iter().sum::<usize>();
-            let padded = width * own.len() > rows.len();
+        for PaddedGroup { sequences, width } in grouping.split(lengths) {
+            let members = &lengths[sequences];
+            let rows = row..row + members.iter().sum::<usize>();
+            let padded = width * members.len() > rows.len();
             row = rows.end;
             this.groups.push(Group {
-                gather: padded.then(|| Gather::new(own, width, rows.start, device)),
+                gather: padded.then(|| Gather::new(members, width, rows.start, device)),
                 rows,
-                sequences: own.len(),
+                sequences: members.len(),
                 width,
             });
         }
@@ -119,7 +119,6 @@ impl SequenceLayout {
     }
 
     /// Sequences padded on the right to `width` rows each.
-    #[must_use]
     pub fn padded(sequences: usize, width: usize) -> Self {
         let mut this = Self::empty(vec![width; sequences], false);
         this.groups.push(Group { rows: 0..sequences * width, sequences, width, gather: None });
@@ -153,48 +152,38 @@ impl SequenceLayout {
 
     /// The rows of each sequence, without shared prefixes.
     fn prefix_groups(&self, device: &Device) -> PrefixGroups {
-        let mut row = 0;
-        let own = self.lengths.iter().map(|&n| {
-            row += n;
-            row - n..row
-        });
-        let groups = own.map(|rows| PrefixGroup { prefix: rows.start..rows.start, members: vec![rows] });
+        let ranges = consecutive(self.lengths.iter().copied());
+        let groups = ranges.map(|rows| PrefixGroup { prefix: rows.start..rows.start, members: vec![rows] });
         PrefixGroups::new(groups.collect(), device)
     }
 
     /// Rows of each sequence, padding included in a padded layout.
-    #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
     /// Rows of all sequences.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.lengths.iter().sum()
     }
 
     /// Rows that attention computes, its own padding included.
-    #[must_use]
     pub fn attended(&self) -> usize {
         self.groups.iter().map(|g| g.sequences * g.width).sum()
     }
 
     /// Rows of the longest sequence.
-    #[must_use]
     pub fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores,
+    /// True if [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores,
     /// without a fused kernel (which differentiates itself).
-    #[must_use]
     pub fn recomputes(&self) -> bool {
         self.fused.is_none() && (self.packed || self.is_chunked(self.longest()))
     }
 
     /// Position of every row in its sequence, `[tokens]`.
-    #[must_use]
     pub fn positions(&self) -> Vec<u32> {
         self.lengths.iter().flat_map(|&n| 0..n as u32).collect()
     }
@@ -221,8 +210,7 @@ impl SequenceLayout {
         let [queries, keys] = [chunk.queries.len(), chunk.keys.len()];
         let mask = self.masks.iter().find(|m| m.window == window)?;
         let before = chunk.queries.start - chunk.keys.start;
-        let hidden = mask.hidden.clone().narrow(0, 0, queries);
-        let hidden = hidden.narrow(1, mask.before - before, keys);
+        let hidden = mask.hidden.clone().narrow(0, 0, queries).narrow(1, mask.before - before, keys);
         (keys > 1).then(|| hidden.reshape([1, 1, queries, keys]))
     }
 }
@@ -263,46 +251,44 @@ impl Mask {
 }
 
 impl Group {
-    fn count(&self) -> usize {
-        self.rows.len()
-    }
-
     /// The group's part of rows `[tokens, heads, dim]` as `[sequences, heads, width, dim]`.
-    pub(super) fn by_head(&self, all: &Tensor<3>) -> Tensor<4> {
-        let own = match &self.gather {
-            Some(gather) => all.clone().select(0, gather.spread.clone()),
-            None => self.own(all),
+    pub(super) fn by_head(&self, rows: &Tensor<3>) -> Tensor<4> {
+        let padded = match &self.gather {
+            Some(gather) => rows.clone().select(0, gather.spread.clone()),
+            None => self.group_rows(rows),
         };
-        self.folded(own)
+        self.folded(padded)
     }
 
-    /// The same with zeros for padding: for what is summed over queries.
-    pub(super) fn by_head_or_zero(&self, all: &Tensor<3>) -> Tensor<4> {
-        let own = self.own(all);
-        let own = match &self.gather {
+    /// [`Self::by_head`] with zeros for padding: for sums over queries.
+    pub(super) fn by_head_or_zero(&self, rows: &Tensor<3>) -> Tensor<4> {
+        let group = self.group_rows(rows);
+        let padded = match &self.gather {
             Some(gather) => {
-                let [_, heads, dim] = own.dims();
-                let zero = Tensor::zeros([1, heads, dim], (&own.device(), own.dtype()));
-                Tensor::cat(vec![own, zero], 0).select(0, gather.spread_or_zero.clone())
+                let [_, heads, dim] = group.dims();
+                let zero = Tensor::zeros([1, heads, dim], (&group.device(), group.dtype()));
+                Tensor::cat(vec![group, zero], 0).select(0, gather.spread_or_zero.clone())
             }
-            None => own,
+            None => group,
         };
-        self.folded(own)
+        self.folded(padded)
     }
 
-    fn own(&self, all: &Tensor<3>) -> Tensor<3> {
-        if all.dims()[0] == self.count() { all.clone() } else { all.clone().narrow(0, self.rows.start, self.count()) }
+    /// The group's rows, `[tokens, heads, dim]`.
+    fn group_rows(&self, rows: &Tensor<3>) -> Tensor<3> {
+        let count = self.rows.len();
+        if rows.dims()[0] == count { rows.clone() } else { rows.clone().narrow(0, self.rows.start, count) }
     }
 
-    fn folded(&self, own: Tensor<3>) -> Tensor<4> {
-        let [_, heads, dim] = own.dims();
-        own.reshape([self.sequences, self.width, heads, dim]).swap_dims(1, 2)
+    fn folded(&self, rows: Tensor<3>) -> Tensor<4> {
+        let [_, heads, dim] = rows.dims();
+        rows.reshape([self.sequences, self.width, heads, dim]).swap_dims(1, 2)
     }
 
     /// `[sequences, heads, width, dim]` as rows `[tokens, heads, dim]` of the group.
-    pub(super) fn rows(&self, own: Tensor<4>) -> Tensor<3> {
-        let [_, heads, _, dim] = own.dims();
-        let rows = own.swap_dims(1, 2).reshape([self.sequences * self.width, heads, dim]);
+    pub(super) fn rows(&self, values: Tensor<4>) -> Tensor<3> {
+        let [_, heads, _, dim] = values.dims();
+        let rows = values.swap_dims(1, 2).reshape([self.sequences * self.width, heads, dim]);
         match &self.gather {
             Some(gather) => rows.select(0, gather.places.clone()),
             None => rows,

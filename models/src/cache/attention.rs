@@ -2,7 +2,7 @@
 
 use super::layer_cache::LayerCache;
 use super::metadata::{
-    AttentionMetadata, Continued, Decode, Gathered, GroupMetadata, PrefillMetadata, QUERIES, Together,
+    AttentionMetadata, ContinuedRows, Decode, Gathered, GroupMetadata, JointRows, PrefillMetadata, QUERIES,
 };
 use crate::attention::{self, AttentionParams, Qkv, attend_rows, scaled_dot_product_attention};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
@@ -11,7 +11,7 @@ use firebrick_backends::kernels::{self, JoinedHeads, KvPool, PagedAttentionShape
 impl LayerCache {
     /// The sequences of the forward pass of this layer, `layer`, where [`Self::decode`] attends.
     pub fn decoded<'a>(&self, metadata: &'a AttentionMetadata, layer: usize) -> Option<Decode<'a>> {
-        metadata.decoded(self.group(), layer)
+        metadata.decoded(self.group, layer)
     }
 
     /// Attention of one token of each sequence by a kernel, which also rotates queries and keys and writes keys and
@@ -24,13 +24,7 @@ impl LayerCache {
         decode: Decode<'_>,
     ) -> Tensor<2> {
         let shape = shape_of(params, sinks, decode);
-        let mut mixed = None;
-        self.change(|pool| {
-            let (out, pool) = kernels::paged_attention(qkv, pool, &shape);
-            mixed = Some(out);
-            pool
-        });
-        mixed.unwrap_or_else(|| unreachable!("the pool was there"))
+        self.update(|pool| kernels::paged_attention(qkv, pool, &shape))
     }
 
     /// [`Self::decode`] of queries, keys and values in one tensor, to which biases are still to be added.
@@ -43,18 +37,12 @@ impl LayerCache {
         decode: Decode<'_>,
     ) -> Tensor<2> {
         let shape = shape_of(params, sinks, decode);
-        let mut mixed = None;
-        self.change(|pool| {
-            let (out, pool) = kernels::paged_attention_joined(qkv, bias, heads, pool, &shape);
-            mixed = Some(out);
-            pool
-        });
-        mixed.unwrap_or_else(|| unreachable!("the pool was there"))
+        self.update(|pool| kernels::paged_attention_joined(qkv, bias, heads, pool, &shape))
     }
 
     /// Writes keys and values, and attends with the queries over what each row sees: `[rows, heads · head_dim]`.
     pub fn attend(&mut self, params: AttentionParams, qkv: Qkv, metadata: &AttentionMetadata) -> Tensor<2> {
-        match &metadata.groups[self.group()] {
+        match &metadata.groups[self.group] {
             GroupMetadata::Decode(_) => unreachable!("`decode` attends"),
             GroupMetadata::Gathered(gathered) => self.attend_gathered(params, qkv, gathered),
             GroupMetadata::Prefill(prefill) => self.attend_prefill(params, qkv, prefill),
@@ -72,7 +60,7 @@ impl LayerCache {
             Tensor::<1, Int>::from_data(TensorData::new(gathered.rows.clone(), [gathered.rows.len()]), &q.device());
         let [k, v] = [k, v].map(|t| if gathered.rows.len() == rows { t } else { t.select(0, live.clone()) });
         let dtype = q.dtype();
-        self.change(|pool| kernels::write_kv(pool, [&k, &v], &gathered.new));
+        self.update(|pool| ((), kernels::write_kv(pool, [&k, &v], &gathered.new)));
         let [keys, values] = self.gather(&gathered.seen, dtype).map(|t| {
             let [heads, _, dim] = t.dims();
             t.reshape([heads, rows, gathered.longest, dim]).swap_dims(0, 1)
@@ -89,7 +77,7 @@ impl LayerCache {
         Qkv { q, k, v, sinks }: Qkv,
         prefill: &PrefillMetadata,
     ) -> Tensor<2> {
-        self.change(|pool| kernels::write_kv(pool, [&k, &v], &prefill.slots));
+        self.update(|pool| ((), kernels::write_kv(pool, [&k, &v], &prefill.slots)));
         // rounded keys and values take part as they are stored, so that results do not depend on how prompts are
         // divided
         let [k, v] = match self.pool() {
@@ -104,32 +92,32 @@ impl LayerCache {
             v: qkv.v.clone().narrow(0, first, len),
             sinks: qkv.sinks.clone(),
         };
-        let together = match &prefill.together {
-            Together::Kernel { context, groups } if context.is_empty() => attend_rows(&qkv, params, groups),
-            Together::Kernel { context, groups } => {
+        let joint = match &prefill.joint {
+            JointRows::Kernel { context, groups } if context.is_empty() => attend_rows(&qkv, params, groups),
+            JointRows::Kernel { context, groups } => {
                 let before = self.gather(context, qkv.k.dtype()).map(|t| t.swap_dims(0, 1));
                 let with = before_rows(&qkv, before);
                 attend_rows(&with, params, groups).narrow(0, context.len(), tokens)
             }
-            Together::Padded { rows: 0, .. } => Tensor::zeros([0, heads * dim], (&qkv.q.device(), qkv.q.dtype())),
-            Together::Padded { rows: first, layout } => attention::attend(&rows(0, *first), params, layout),
+            JointRows::Padded { rows: 0, .. } => Tensor::zeros([0, heads * dim], (&qkv.q.device(), qkv.q.dtype())),
+            JointRows::Padded { rows: first, layout } => attention::attend(&rows(0, *first), params, layout),
         };
         if prefill.apart.is_empty() {
-            return together;
+            return joint;
         }
         let mut parts = Vec::new();
         let mut next = 0;
         for continued in &prefill.apart {
-            let Continued { rows: own, context } = continued;
+            let ContinuedRows { rows: own, context } = continued;
             if own.start > next {
-                parts.push(together.clone().narrow(0, next, own.start - next));
+                parts.push(joint.clone().narrow(0, next, own.start - next));
             }
             let before = self.gather(context, qkv.k.dtype());
             parts.push(continue_sequence(&rows(own.start, own.len()), before, params));
             next = own.end;
         }
         if next < tokens {
-            parts.push(together.narrow(0, next, tokens - next));
+            parts.push(joint.narrow(0, next, tokens - next));
         }
         Tensor::cat(parts, 0)
     }
@@ -172,7 +160,7 @@ fn continue_sequence(
     let by_head = |t: &Tensor<3>| t.clone().swap_dims(0, 1);
     let q = by_head(q).unsqueeze::<4>();
     let [k, v] =
-        [(keys, k), (values, v)].map(|(before, own)| Tensor::cat(vec![before, by_head(own)], 1).unsqueeze::<4>());
+        [(keys, k), (values, v)].map(|(before, after)| Tensor::cat(vec![before, by_head(after)], 1).unsqueeze::<4>());
     let chunks = (0..tokens).step_by(QUERIES).map(|first| {
         let len = QUERIES.min(tokens - first);
         let last = context + first + len;
@@ -190,6 +178,5 @@ fn continue_sequence(
             Some(mask),
         )
     });
-    let mixed = Tensor::cat(chunks.collect(), 2);
-    mixed.swap_dims(1, 2).reshape([tokens, heads * dim])
+    Tensor::cat(chunks.collect(), 2).swap_dims(1, 2).reshape([tokens, heads * dim])
 }

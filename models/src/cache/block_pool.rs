@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 /// The number of a block in its pool.
 pub(super) type BlockId = u32;
 
-/// What a block holds: its tokens, or the first of them, after all tokens before them. Equal ids have equal keys and
+/// Content of a block: its tokens, or the first of them, after all tokens before them. Equal ids have equal keys and
 /// values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ContentId(pub u64);
@@ -18,8 +18,8 @@ pub(super) struct BlockPool {
     references: Vec<u32>,
     /// Blocks without references and without content to be kept.
     free: BTreeSet<BlockId>,
-    /// What a block holds, where other sequences may find it by its content: all its tokens, and how it began at some
-    /// times before. With each content goes the number of its tokens.
+    /// Contents of each block by which other sequences may find it: all its tokens, and its beginnings at some times
+    /// before, each with the number of its tokens.
     contents: Vec<Vec<(ContentId, usize)>>,
     by_content: HashMap<ContentId, BlockId>,
     /// Blocks without references whose content is kept until they are needed, with the time of their release.
@@ -28,7 +28,7 @@ pub(super) struct BlockPool {
     clock: u64,
     /// Blocks before this one were used at some time. On the CPU, those from it on take no memory yet.
     used_before: BlockId,
-    /// Whether kept contents stay as long as there are blocks that were never used.
+    /// True if kept contents stay as long as there are blocks that were never used.
     keeps_contents: bool,
 }
 
@@ -47,7 +47,7 @@ impl BlockPool {
         }
     }
 
-    /// Whether blocks that were never used are allocated before contents are forgotten.
+    /// Sets whether blocks that were never used are allocated before contents are forgotten.
     pub fn keep_contents(&mut self, keep: bool) {
         self.keeps_contents = keep;
     }
@@ -90,7 +90,11 @@ impl BlockPool {
         let evict = free.is_none_or(|block| block >= self.used_before && !self.keeps_contents);
         let oldest = self.evictable.first().filter(|_| evict);
         let (block, contents) = match (oldest, free) {
-            (Some(&(_, block)), _) => (block, self.forget_oldest()),
+            (Some(&oldest), _) => {
+                self.evictable.remove(&oldest);
+                let contents = std::mem::take(&mut self.contents[oldest.1 as usize]);
+                (oldest.1, self.unlist(contents))
+            }
             (None, Some(block)) => {
                 self.free.remove(&block);
                 (block, Vec::new())
@@ -100,15 +104,6 @@ impl BlockPool {
         self.used_before = self.used_before.max(block + 1);
         self.references[block as usize] = 1;
         Some((block, contents))
-    }
-
-    /// Forgets the contents of the block that was released first.
-    fn forget_oldest(&mut self) -> Vec<ContentId> {
-        let Some((_, block)) = self.evictable.pop_first() else {
-            return Vec::new();
-        };
-        let contents = std::mem::take(&mut self.contents[block as usize]);
-        self.unlist(contents)
     }
 
     /// Contents that no block has any more.
@@ -162,7 +157,7 @@ impl BlockPool {
             return false;
         };
         let at = block as usize;
-        self.contents[at].retain(|(own, _)| *own != content);
+        self.contents[at].retain(|(kept, _)| *kept != content);
         if self.contents[at].is_empty() && self.references[at] == 0 {
             self.evictable.remove(&(self.released[at], block));
             self.free.insert(block);
@@ -170,8 +165,8 @@ impl BlockPool {
         true
     }
 
-    /// Whether a block is kept for more than its first `tokens` tokens: what is written after them would change what
-    /// others find.
+    /// True if a block is kept for more than its first `tokens` tokens: a write after them would change what others
+    /// find.
     pub fn keeps_beyond(&self, block: BlockId, tokens: usize) -> bool {
         let mut contents = self.contents[block as usize].iter();
         contents.any(|&(_, kept)| kept > tokens)
@@ -239,9 +234,9 @@ mod tests {
         assert_eq!(pool.allocate(None), Some((1, vec![ContentId(8)])));
         assert_eq!(pool.find(ContentId(8)), None);
         // found again, it is no longer to be evicted
-        let found = pool.find(ContentId(7)).expect("kept");
-        pool.share(found);
-        assert_eq!((pool.references(found), pool.allocate(None)), (1, None));
+        let block = pool.find(ContentId(7)).expect("kept");
+        pool.share(block);
+        assert_eq!((pool.references(block), pool.allocate(None)), (1, None));
     }
 
     #[test]
@@ -254,8 +249,8 @@ mod tests {
         assert!(pool.keeps_beyond(block, 15) && !pool.keeps_beyond(block, 16));
         assert_eq!(pool.forget_beyond(block, 4), [ContentId(8), ContentId(9)]);
         assert!(!pool.keeps_beyond(block, 4));
-        let found = [7, 8, 9].map(|content| pool.find(ContentId(content)));
-        assert_eq!(found, [Some(block), None, None]);
+        let blocks = [7, 8, 9].map(|content| pool.find(ContentId(content)));
+        assert_eq!(blocks, [Some(block), None, None]);
     }
 
     #[test]

@@ -34,13 +34,11 @@ impl BlockTable {
     }
 
     /// Tokens that there are blocks for.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
     /// Slots of the last block, in a group that is not behind a window, that hold no token.
-    #[must_use]
     pub fn unused_slots(&self) -> usize {
         self.tokens.next_multiple_of(BLOCK_SIZE) - self.tokens
     }

@@ -6,7 +6,7 @@ use firebrick_backends::kernels::{self, KvPool};
 #[derive(Debug)]
 pub(crate) struct LayerCache {
     /// Its group of layers with the same sliding window.
-    group: usize,
+    pub group: usize,
     // Taken out while it is written, so that its tensors have one owner and are written in place.
     pool: Option<KvPool>,
 }
@@ -16,28 +16,26 @@ impl LayerCache {
         Self { group, pool: Some(pool) }
     }
 
-    pub fn group(&self) -> usize {
-        self.group
-    }
-
     pub(super) fn pool(&self) -> &KvPool {
         let pool = self.pool.as_ref();
         pool.unwrap_or_else(|| unreachable!("a pool in use twice"))
     }
 
-    /// Replaces the pool by what `f` makes of it.
-    pub(super) fn change(&mut self, f: impl FnOnce(KvPool) -> KvPool) {
+    /// Replaces the pool by the one that `f` returns next to a result.
+    pub(super) fn update<T>(&mut self, f: impl FnOnce(KvPool) -> (T, KvPool)) -> T {
         let pool = self.pool.take();
-        self.pool = Some(f(pool.unwrap_or_else(|| unreachable!("a pool in use twice"))));
+        let (result, pool) = f(pool.unwrap_or_else(|| unreachable!("a pool in use twice")));
+        self.pool = Some(pool);
+        result
     }
 
     /// Makes room for more blocks.
     pub fn grow(&mut self, blocks: usize) {
-        self.change(|pool| pool.grown(blocks));
+        self.update(|pool| ((), pool.grown(blocks)));
     }
 
     /// Copies blocks to others: pairs of source and target.
     pub fn copy_blocks(&mut self, pairs: &[(u32, u32)]) {
-        self.change(|pool| kernels::copy_blocks(pool, pairs));
+        self.update(|pool| ((), kernels::copy_blocks(pool, pairs)));
     }
 }

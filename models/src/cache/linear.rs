@@ -13,15 +13,15 @@ impl KvCache {
         self.slots.as_ref().map_or(0, |slots| slots.len() * self.state_bytes)
     }
 
-    /// Makes room for the states of so many sequences, where the architecture has any.
+    /// Makes room for the states of `sequences` sequences, where the architecture has any.
     pub fn grow_states(&mut self, sequences: usize) {
         let Some(slots) = self.slots.as_mut() else {
             return;
         };
         if slots.len() < sequences {
             slots.grow(sequences);
-            for own in &mut self.states {
-                own.grow(sequences);
+            for states in &mut self.states {
+                states.grow(sequences);
             }
         }
     }
@@ -30,26 +30,23 @@ impl KvCache {
     /// first. Callers make [room](Self::grow_states) for as many sequences as there will be; a sequence more doubles
     /// it.
     pub(super) fn allocate_state(&mut self) -> Option<u32> {
-        let slots = self.slots.as_mut()?;
-        if let Some(slot) = slots.allocate() {
+        if let Some(slot) = self.slots.as_mut()?.allocate() {
             return Some(slot);
         }
-        if self.evict_states() {
-            return self.slots.as_mut()?.allocate();
+        if !self.evict_states() {
+            let wanted = 2 * self.slots.as_ref()?.len();
+            self.grow_states(wanted.max(1));
         }
-        let wanted = (2 * self.slots.as_ref()?.len()).max(1);
-        self.grow_states(wanted);
         self.slots.as_mut()?.allocate()
     }
 
     /// Gives up the kept states that go first; false where there are none.
     fn evict_states(&mut self) -> bool {
         let evicted = self.slots.as_mut().and_then(StateSlots::evict);
-        let Some(content) = evicted else {
-            return false;
-        };
-        self.forget_tail(content);
-        true
+        if let Some(content) = evicted {
+            self.forget_tail(content);
+        }
+        evicted.is_some()
     }
 
     /// Forgets the blocks of a tail whose states are gone: keys and values of a part of a block are kept for states
@@ -77,9 +74,8 @@ impl KvCache {
         }
     }
 
-    /// Whether the architecture has states, and there is a slot to keep those at the end of a block that prompts have
+    /// True if the architecture has states, and there is a slot to keep those at the end of a block that prompts have
     /// in common.
-    #[must_use]
     pub fn may_share_states(&self) -> bool {
         let slots = self.slots.as_ref();
         slots.is_some_and(|slots| slots.may_save(Boundary::Shared))
@@ -143,8 +139,8 @@ impl KvCache {
     /// Keeps the last tokens of a sequence, block `index` of it, for states at their end.
     fn keep_tail(&mut self, table: &BlockTable, index: usize, tokens: &[u32]) -> Option<ContentId> {
         let content = self.prefixes.find_or_add(table.known.1, tokens);
-        for (group, own) in self.groups.iter_mut().zip(&table.groups) {
-            if group.pool.keep(own.block(index), content, tokens.len()) {
+        for (group, table_group) in self.groups.iter_mut().zip(&table.groups) {
+            if group.pool.keep(table_group.block(index), content, tokens.len()) {
                 self.prefixes.keep(content);
             }
         }
@@ -155,10 +151,9 @@ impl KvCache {
     /// The states of a sequence in a layer of linear attention: of the delta rule, `[value heads · key_dim ·
     /// value_dim]`, and the last inputs of the convolution, `[(taps − 1) · channels]`, oldest first. `None` for other
     /// layers.
-    #[must_use]
     pub fn states_of(&self, table: &BlockTable, layer: usize) -> Option<[Tensor<1>; 2]> {
-        let own = self.states.get(self.places[layer])?;
-        Some(own.values(table.state? as usize))
+        let states = self.states.get(self.places[layer])?;
+        Some(states.values(table.state? as usize))
     }
 
     /// The states of a layer of linear attention.

@@ -1,9 +1,10 @@
-//! What the rows of one forward pass are to the cache (vLLM's attention metadata): where their keys and values go, and
-//! which they see.
+//! The rows of one forward pass as the cache sees them (vLLM's attention metadata): slots of their keys and values, and
+//! the slots that they attend to.
 
 use super::{BlockTable, KvCache, LayerGroup};
 use crate::arch::Arch;
 use crate::attention::{Grouping, SequenceLayout};
+use crate::ranges::consecutive;
 use crate::rope::{LayerAngles, RotaryEmbeddings};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
@@ -14,22 +15,21 @@ use firebrick_backends::kernels::{
 use firebrick_spec::BLOCK_SIZE;
 use std::ops::Range;
 
-/// Queries of a sequence that are scored together in tensor operations: their scores are `[heads, QUERIES, keys]`.
+/// Queries of a sequence that are scored at a time in tensor operations: their scores are `[heads, QUERIES, keys]`.
 pub(super) const QUERIES: usize = 256;
 
-/// Padding of prompts that are scored together in tensor operations, as a share of their rows.
+/// Padding of prompts that are scored in one tensor operation, as a share of their rows.
 const PADDING: f64 = 0.25;
 
 /// One forward pass over a cache. Made once, used by every layer.
 #[derive(Debug)]
 pub struct AttentionMetadata {
-    /// Of the position of every row in its sequence.
-    rotary: RotaryEmbeddings,
-    /// The same for a kernel that rotates queries and keys on its own, where one attends.
+    /// Rotary embeddings of the position of every row in its sequence.
+    pub(crate) rotary: RotaryEmbeddings,
+    /// `rotary` for a kernel that rotates queries and keys itself, where one attends.
     angles: Option<LayerAngles>,
-    rows: usize,
     /// The slot of every row's route, where routes are kept.
-    route_slots: Option<Vec<Option<u32>>>,
+    pub(crate) route_slots: Option<Vec<Option<u32>>>,
     /// For each group of layers.
     pub(super) groups: Vec<GroupMetadata>,
     /// For layers of linear attention, where there are any.
@@ -61,7 +61,7 @@ pub(super) struct Gathered {
     pub rows: Vec<i32>,
     /// The slots of their new tokens.
     pub new: SlotMapping,
-    /// What each of all rows sees, `[rows · longest]`.
+    /// Slots that each row sees, `[rows · longest]`.
     pub seen: SlotMapping,
     pub longest: usize,
     /// True for padding, `[rows, 1, 1, longest]`.
@@ -75,14 +75,14 @@ pub(super) struct PrefillMetadata {
     pub slots: SlotMapping,
     /// Rows of sequences that begin with this forward pass, or whose earlier tokens take part as rows before all
     /// others.
-    pub together: Together,
+    pub joint: JointRows,
     /// Rows whose earlier tokens are gathered for them alone.
-    pub apart: Vec<Continued>,
+    pub apart: Vec<ContinuedRows>,
 }
 
-/// How rows are attended to together.
+/// Rows of several sequences in one attention call.
 #[derive(Debug)]
-pub(super) enum Together {
+pub(super) enum JointRows {
     /// By a kernel. The slots of `context` are rows before those of the forward pass.
     Kernel { context: SlotMapping, groups: PrefixGroups },
     /// In tensor operations: the first rows of the forward pass.
@@ -91,7 +91,7 @@ pub(super) enum Together {
 
 /// Rows of a sequence that began earlier.
 #[derive(Debug)]
-pub(super) struct Continued {
+pub(super) struct ContinuedRows {
     /// Rows of the forward pass.
     pub rows: Range<usize>,
     /// The slots of the earlier tokens that they see.
@@ -108,39 +108,22 @@ pub struct Chunk<'a> {
 }
 
 impl AttentionMetadata {
-    /// Rows of the forward pass.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// What a layer of a group runs with whose tokens a kernel attends with.
+    /// Tables and angles of a layer of a group, where a kernel attends.
     pub(super) fn decoded(&self, group: usize, layer: usize) -> Option<Decode<'_>> {
         match (&self.groups[group], &self.angles) {
-            (GroupMetadata::Decode(tables), Some(angles)) => Some(Decode { tables, angles: angles.of(layer) }),
+            (GroupMetadata::Decode(tables), Some(angles)) => Some(Decode { tables, angles: angles.layer(layer) }),
             _ => None,
         }
     }
 
-    /// The slot of every row's route, where routes are kept.
-    pub(crate) fn route_slots(&self) -> Option<&[Option<u32>]> {
-        self.route_slots.as_deref()
-    }
-
-    pub(crate) fn rotary(&self) -> &RotaryEmbeddings {
-        &self.rotary
-    }
-
     /// The sequences as linear attention takes them; asked in architectures that have it.
     pub(crate) fn delta(&self) -> &SequenceRows {
-        let own = self.delta.as_ref();
-        own.unwrap_or_else(|| unreachable!("laid out if there are such layers"))
+        self.delta.as_ref().unwrap_or_else(|| unreachable!("laid out if there are such layers"))
     }
 }
 
 impl KvCache {
     /// A forward pass of the last token of each sequence. A row without a sequence gets zeros, and writes nothing.
-    #[must_use]
     pub fn decode(&self, arch: &Arch, tables: &[Option<&BlockTable>]) -> AttentionMetadata {
         let position = |table: Option<&BlockTable>| table.map_or(0, |t| t.tokens - 1) as u32;
         let device = &self.device;
@@ -161,22 +144,20 @@ impl KvCache {
             groups: self.groups.iter().enumerate().map(group).collect(),
             angles: fused.then(|| rotary.angles()),
             rotary,
-            route_slots: self.keeps_routes().then(|| {
+            route_slots: self.routes.is_some().then(|| {
                 let slot = |table: &BlockTable| self.slots_of(table, table.tokens - 1..table.tokens)[0];
                 tables.iter().map(|table| table.map(slot)).collect()
             }),
-            rows: positions.len(),
             delta: self.delta(arch, || {
                 let rows = tables.iter().enumerate();
-                let own = rows.filter_map(|(row, table)| Some((row..row + 1, (*table)?)));
-                own.map(|(rows, table)| (rows, table, table.tokens - 1)).collect()
+                let members = rows.filter_map(|(row, table)| Some((row..row + 1, (*table)?)));
+                members.map(|(rows, table)| (rows, table, table.tokens - 1)).collect()
             }),
         }
     }
 
     /// A forward pass of some tokens of each sequence, one chunk behind the other. Chunks that begin a sequence come
     /// first.
-    #[must_use]
     pub fn prefill(&self, arch: &Arch, chunks: &[Chunk<'_>]) -> AttentionMetadata {
         let positions = chunks.iter().flat_map(|chunk| chunk.tokens.clone());
         let positions: Vec<u32> = positions.map(|position| position as u32).collect();
@@ -186,19 +167,14 @@ impl KvCache {
         AttentionMetadata {
             rotary: RotaryEmbeddings::new(arch, &positions, &self.device),
             angles: None,
-            rows: positions.len(),
-            route_slots: self.keeps_routes().then(|| {
+            route_slots: self.routes.is_some().then(|| {
                 let slots = |chunk: &Chunk<'_>| self.slots_of(chunk.table, chunk.tokens.clone());
                 chunks.iter().flat_map(slots).map(Some).collect()
             }),
             groups: self.groups.iter().enumerate().map(group).collect(),
             delta: self.delta(arch, || {
-                let mut row = 0;
-                let own = chunks.iter().map(|chunk| {
-                    row += chunk.tokens.len();
-                    (row - chunk.tokens.len()..row, chunk.table, chunk.tokens.start)
-                });
-                own.collect()
+                let rows = consecutive(chunks.iter().map(|chunk| chunk.tokens.len()));
+                chunks.iter().zip(rows).map(|(chunk, rows)| (rows, chunk.table, chunk.tokens.start)).collect()
             }),
         }
     }
@@ -210,53 +186,53 @@ impl KvCache {
         sequences: impl FnOnce() -> Vec<(Range<usize>, &'a BlockTable, usize)>,
     ) -> Option<SequenceRows> {
         arch.delta_net?;
-        let own = |(rows, table, first): (Range<usize>, &BlockTable, usize)| StateRows {
+        let state_rows = |(rows, table, first): (Range<usize>, &BlockTable, usize)| StateRows {
             rows,
             slot: table.state.unwrap_or_default() as usize,
             begins: first == 0,
         };
-        let sequences = sequences().into_iter().map(own).collect();
+        let sequences = sequences().into_iter().map(state_rows).collect();
         Some(SequenceRows::new(sequences, &self.device))
     }
 }
 
 impl LayerGroup {
-    /// The sequences, those together that share their first blocks. The block before a shared one is shared too, so
-    /// that the last shared block tells what a sequence shares.
+    /// The sequences, grouped by the first blocks that they share. The block before a shared one is shared too, so that
+    /// the last shared block identifies the prefix.
     pub(super) fn shared_blocks(&self, index: usize, tables: &[Option<&BlockTable>]) -> Vec<SharedBlocks> {
-        let mut found: Vec<(Option<u32>, usize, SharedBlocks)> = Vec::new();
+        let mut groups: Vec<(Option<u32>, usize, SharedBlocks)> = Vec::new();
         for (row, table) in tables.iter().enumerate() {
             let Some(table) = table else { continue };
-            let own = &table.groups[index];
-            let leading = own.shared.saturating_sub(own.first);
-            let shared = (0..leading.min(own.blocks.len()))
+            let table_group = &table.groups[index];
+            let leading = table_group.shared.saturating_sub(table_group.first);
+            let shared = (0..leading.min(table_group.blocks.len()))
                 .rev()
-                .find(|&i| self.pool.references(own.blocks[i]) > 1)
+                .find(|&i| self.pool.references(table_group.blocks[i]) > 1)
                 .map_or(0, |last| last + 1);
-            let last = shared.checked_sub(1).map(|last| own.blocks[last]);
+            let last = shared.checked_sub(1).map(|last| table_group.blocks[last]);
             let member = SequenceBlocks {
                 row,
-                blocks: own.blocks[shared..].to_vec(),
-                tokens: table.tokens - (own.first + shared) * BLOCK_SIZE,
+                blocks: table_group.blocks[shared..].to_vec(),
+                tokens: table.tokens - (table_group.first + shared) * BLOCK_SIZE,
             };
             let same = |(other, ..): &&mut (Option<u32>, usize, SharedBlocks)| last.is_some() && *other == last;
-            match found.iter_mut().rev().find(same) {
+            match groups.iter_mut().rev().find(same) {
                 Some((_, first, group)) => {
                     // the others' windows may reach further back
-                    if own.first < *first {
-                        group.blocks = own.blocks[..shared].to_vec();
-                        *first = own.first;
+                    if table_group.first < *first {
+                        group.blocks = table_group.blocks[..shared].to_vec();
+                        *first = table_group.first;
                     }
                     group.members.push(member);
                 }
                 None => {
-                    let blocks = own.blocks[..shared].to_vec();
+                    let blocks = table_group.blocks[..shared].to_vec();
                     let members = vec![member];
-                    found.push((last, own.first, SharedBlocks { blocks, members }));
+                    groups.push((last, table_group.first, SharedBlocks { blocks, members }));
                 }
             }
         }
-        found.into_iter().map(|(.., group)| alone(group)).collect()
+        groups.into_iter().map(|(.., group)| merge_unshared(group)).collect()
     }
 
     /// The tokens that token `token` of a sequence sees, up to and including itself.
@@ -277,10 +253,10 @@ impl LayerGroup {
             })
             .collect();
         let longest = seen.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        let (mut all, mut hidden) = (Vec::new(), Vec::new());
+        let (mut padded_slots, mut hidden) = (Vec::new(), Vec::new());
         for slots in &seen {
             let padding = longest - slots.len();
-            all.extend(slots.iter().copied().chain(std::iter::repeat_n(0, padding)));
+            padded_slots.extend(slots.iter().copied().chain(std::iter::repeat_n(0, padding)));
             hidden.extend((0..longest).map(|i| i >= slots.len()));
         }
         let new = seen.iter().filter_map(|slots| slots.last().copied());
@@ -289,7 +265,7 @@ impl LayerGroup {
         Gathered {
             rows: rows.map(|(row, _)| row).collect(),
             new: SlotMapping::new(new.collect(), device),
-            seen: SlotMapping::new(all, device),
+            seen: SlotMapping::new(padded_slots, device),
             longest,
             hidden: Tensor::from_data(TensorData::new(hidden, shape), device),
         }
@@ -302,16 +278,11 @@ impl LayerGroup {
             let seen = self.visible(chunk.tokens.start).start..chunk.tokens.start;
             chunk.table.groups[index].slots(seen).collect::<Vec<u32>>()
         };
-        let mut row = 0;
-        let rows = chunks.iter().map(|chunk| {
-            row += chunk.tokens.len();
-            row - chunk.tokens.len()..row
-        });
-        let rows: Vec<Range<usize>> = rows.collect();
+        let rows: Vec<Range<usize>> = consecutive(chunks.iter().map(|chunk| chunk.tokens.len())).collect();
         if kernels::available(Operation::Attention, device) {
             let contexts = chunks.iter().map(context).zip(rows);
-            let (together, apart) = by_kernel(contexts.collect(), device);
-            return PrefillMetadata { slots, together, apart };
+            let (joint, apart) = by_kernel(contexts.collect(), device);
+            return PrefillMetadata { slots, joint, apart };
         }
         let begin = chunks.iter().take_while(|c| c.tokens.start == 0).count();
         let lengths: Vec<usize> = rows[..begin].iter().map(Range::len).collect();
@@ -320,12 +291,12 @@ impl LayerGroup {
         let apart = chunks[begin..].iter().zip(&rows[begin..]);
         PrefillMetadata {
             slots,
-            together: Together::Padded {
+            joint: JointRows::Padded {
                 rows: lengths.iter().sum(),
                 layout: layout.prepared(&arch.windows, QUERIES, device),
             },
             apart: apart
-                .map(|(chunk, rows)| Continued {
+                .map(|(chunk, rows)| ContinuedRows {
                     rows: rows.clone(),
                     context: SlotMapping::new(context(chunk), device),
                 })
@@ -334,23 +305,23 @@ impl LayerGroup {
     }
 }
 
-/// A sequence that is alone with its blocks shares nothing.
-fn alone(mut group: SharedBlocks) -> SharedBlocks {
-    if let [own] = &mut group.members[..] {
-        own.tokens += group.blocks.len() * BLOCK_SIZE;
-        own.blocks = group.blocks.drain(..).chain(own.blocks.drain(..)).collect();
+/// Moves the shared blocks of a group with one member to that member.
+fn merge_unshared(mut group: SharedBlocks) -> SharedBlocks {
+    if let [member] = &mut group.members[..] {
+        member.tokens += group.blocks.len() * BLOCK_SIZE;
+        member.blocks = group.blocks.drain(..).chain(member.blocks.drain(..)).collect();
     }
     group
 }
 
-/// Rows by the earlier tokens that they see. A kernel attends over whole sequences, so it computes these tokens' rows
-/// again (of attention alone): sequences with many of them are left to tensor operations.
-fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (Together, Vec<Continued>) {
+/// Rows grouped by the earlier tokens that they see. A kernel attends over whole sequences, so it computes these
+/// tokens' rows again (of attention alone): sequences with many of them are left to tensor operations.
+fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (JointRows, Vec<ContinuedRows>) {
     let mut groups: Vec<(Vec<u32>, Vec<Range<usize>>)> = Vec::new();
     let mut apart = Vec::new();
     for (context, rows) in chunks {
         if context.len() > QUERIES.max(rows.len()) {
-            apart.push(Continued { rows, context: SlotMapping::new(context, device) });
+            apart.push(ContinuedRows { rows, context: SlotMapping::new(context, device) });
             continue;
         }
         let same = groups.iter_mut().rev().find(|(other, _)| !context.is_empty() && *other == context);
@@ -360,22 +331,20 @@ fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (Togethe
         }
     }
     let before: usize = groups.iter().map(|(context, _)| context.len()).sum();
-    let mut next = 0;
-    let all = groups.iter().map(|(context, members)| {
-        let prefix = next..next + context.len();
-        next = prefix.end;
+    let prefixes = consecutive(groups.iter().map(|(context, _)| context.len()));
+    let prefix_groups = groups.iter().zip(prefixes).map(|((context, members), prefix)| {
         let shift = |rows: &Range<usize>| rows.start + before..rows.end + before;
         let members: Vec<Range<usize>> = members.iter().map(shift).collect();
         match (context.is_empty(), &members[..]) {
-            (true, [own]) => PrefixGroup { prefix: own.start..own.start, members },
+            (true, [member]) => PrefixGroup { prefix: member.start..member.start, members },
             _ => PrefixGroup { prefix, members },
         }
     });
-    let all: Vec<PrefixGroup> = all.collect();
+    let prefix_groups: Vec<PrefixGroup> = prefix_groups.collect();
     let context = groups.into_iter().flat_map(|(context, _)| context);
-    let together = Together::Kernel {
+    let joint = JointRows::Kernel {
         context: SlotMapping::new(context.collect(), device),
-        groups: PrefixGroups::new(all, device),
+        groups: PrefixGroups::new(prefix_groups, device),
     };
-    (together, apart)
+    (joint, apart)
 }

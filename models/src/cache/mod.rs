@@ -41,7 +41,7 @@ pub(crate) use metadata::Decode;
 pub use metadata::{AttentionMetadata, Chunk};
 pub use states::Boundary;
 
-use crate::arch::{Arch, GatedDeltaNet, Mixer};
+use crate::arch::{Arch, Mixer};
 use crate::delta_net::LayerStates;
 use crate::routing::Routes;
 use block_pool::{BlockPool, ContentId};
@@ -57,11 +57,11 @@ use states::StateSlots;
 /// The cache of a decoder.
 #[derive(Debug)]
 pub struct KvCache {
-    /// Of layers that attend.
+    /// Keys and values of layers that attend.
     layers: Vec<LayerCache>,
-    /// Of layers of linear attention; there are none without [`Self::slots`].
+    /// States of layers of linear attention; there are none without [`Self::slots`].
     states: Vec<LayerStates>,
-    /// Where a layer is in `layers` or `states`.
+    /// Index of each layer in `layers` or `states`.
     places: Vec<usize>,
     /// The slots of states, in architectures that have any.
     slots: Option<StateSlots>,
@@ -88,22 +88,19 @@ struct LayerGroup {
 
 impl KvCache {
     /// Groups of an architecture's layers with the same sliding window, each of which has blocks of its own.
-    #[must_use]
     pub fn groups(arch: &Arch) -> usize {
-        KvCacheGroup::of(arch).len()
+        KvCacheGroup::from_arch(arch).len()
     }
 
     /// Pools of zeros: `blocks` of each group of layers with the same sliding window, in the order of
-    /// [`KvCacheGroup::of`].
+    /// [`KvCacheGroup::from_arch`].
     ///
     /// # Panics
-    /// Where `blocks` has another length.
-    #[must_use]
+    /// If `blocks` has another length.
     pub fn new(arch: &Arch, blocks: &[usize], dtype: KvCacheDtype, device: &Device) -> Self {
-        let groups = KvCacheGroup::of(arch);
+        let groups = KvCacheGroup::from_arch(arch);
         assert_eq!(groups.len(), blocks.len(), "blocks of every group");
-        let attend = arch.windows.iter().zip(&arch.mixers);
-        let attend = attend.filter(|(_, mixer)| **mixer == Mixer::Attention);
+        let attend = arch.windows.iter().zip(&arch.mixers).filter(|(_, mixer)| **mixer == Mixer::Attention);
         let layers = attend.map(|(window, _)| {
             let group = groups.iter().position(|group| group.window == *window);
             let group = group.unwrap_or_else(|| unreachable!("every layer is in a group"));
@@ -121,7 +118,7 @@ impl KvCache {
         let routes = Self::route_slots(arch, &groups, blocks);
         let place = |layer: usize| {
             let before = arch.mixers[..layer].iter();
-            before.filter(|own| **own == arch.mixers[layer]).count()
+            before.filter(|mixer| **mixer == arch.mixers[layer]).count()
         };
         let states = empty_states(arch, device);
         Self {
@@ -147,22 +144,21 @@ impl KvCache {
         }
     }
 
-    /// Whether contents of ended sequences stay as long as there are blocks that were never used. Otherwise they go
-    /// first, so that on the CPU, where unused blocks take no memory, the pools take what the sequences need at a time.
+    /// Sets whether contents of ended sequences stay as long as there are blocks that were never used. Otherwise they
+    /// go first, so that on the CPU, where unused blocks take no memory, the pools take what the sequences need at a
+    /// time.
     pub fn keep_contents(&mut self, keep: bool) {
         for group in &mut self.groups {
             group.pool.keep_contents(keep);
         }
     }
 
-    /// How numbers are stored.
-    #[must_use]
+    /// Format of keys and values.
     pub fn dtype(&self) -> KvCacheDtype {
         self.dtype
     }
 
     /// Bytes of all blocks after [`Self::grow`], without states.
-    #[must_use]
     pub fn bytes_with(&self, blocks: &[usize]) -> usize {
         let bytes = |(group, &blocks): (&LayerGroup, &usize)| group.pool.len().max(blocks) * group.block_bytes;
         self.groups.iter().zip(blocks).map(bytes).sum()
@@ -179,21 +175,19 @@ impl KvCache {
             if index == widest {
                 self.routes.iter_mut().for_each(|routes| routes.resize(blocks * BLOCK_SIZE));
             }
-            for layer in self.layers.iter_mut().filter(|layer| layer.group() == index) {
+            for layer in self.layers.iter_mut().filter(|layer| layer.group == index) {
                 layer.grow(blocks);
             }
         }
     }
 
     /// Bytes allocated.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         let bytes = |group: &LayerGroup| group.pool.len() * group.block_bytes;
         self.groups.iter().map(bytes).sum::<usize>() + self.states_held()
     }
 
     /// Bytes of the blocks and states that sequences have, those apart that are kept for sequences to come.
-    #[must_use]
     pub fn used_bytes(&self) -> usize {
         let bytes = |group: &LayerGroup| group.pool.used() * group.block_bytes;
         let states = self.slots.as_ref().map_or(0, StateSlots::used) * self.state_bytes;
@@ -202,28 +196,24 @@ impl KvCache {
 
     /// Blocks that sequences have, of layers that see the whole sequence, or of those with the first window where all
     /// have one. A block that several sequences share counts once.
-    #[must_use]
     pub fn used_blocks(&self) -> usize {
         self.widest().pool.used()
     }
 
     /// [`Self::used_blocks`] of one sequence: those that it shares count.
-    #[must_use]
     pub fn blocks_of(&self, table: &BlockTable) -> usize {
         table.groups[self.widest_index()].blocks.len()
     }
 
     fn widest_index(&self) -> usize {
-        let whole = self.groups.iter().position(|group| group.window.is_none());
-        whole.unwrap_or(0)
+        self.groups.iter().position(|group| group.window.is_none()).unwrap_or(0)
     }
 
     fn widest(&self) -> &LayerGroup {
         &self.groups[self.widest_index()]
     }
 
-    /// Whether so many blocks of every group can be allocated.
-    #[must_use]
+    /// True if every group can allocate this many blocks.
     pub fn has_blocks(&self, blocks: usize) -> bool {
         self.groups.iter().all(|group| group.pool.available() >= blocks.min(group.pool.len()))
     }
@@ -233,34 +223,34 @@ impl KvCache {
     /// where a pool has too few.
     pub fn append(&mut self, table: &mut BlockTable, count: usize) -> bool {
         self.trim(table);
-        if !self.could_append(table, count) {
+        if !self.could_append(std::iter::once(&*table), count) {
             return false;
         }
         let end = (table.tokens + count).div_ceil(BLOCK_SIZE);
         let mut forgotten: Vec<ContentId> = Vec::new();
-        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
+        for (group, table_group) in self.groups.iter_mut().zip(&mut table.groups) {
             let (tokens, partial) = (table.tokens, table.tokens % BLOCK_SIZE);
-            let last = own.blocks.last().copied().filter(|_| partial > 0);
+            let last = table_group.blocks.last().copied().filter(|_| partial > 0);
             if let Some(last) = last
-                && group.copies_before_writing(last, partial, group.needed(own, tokens, count))
+                && group.copies_before_writing(last, partial, group.needed(table_group, tokens, count))
             {
-                let at = own.blocks.len() - 1;
-                let before = at.checked_sub(1).map(|at| own.blocks[at]);
+                let at = table_group.blocks.len() - 1;
+                let before = at.checked_sub(1).map(|at| table_group.blocks[at]);
                 let (block, contents) = group.allocate(before, &mut self.prefixes);
                 forgotten.extend(contents);
                 // the copy is made before the next forward pass; until then the source keeps this reference
                 group.copies.push((last, block));
-                own.blocks[at] = block;
-                own.shared = own.shared.min(own.first + at);
+                table_group.blocks[at] = block;
+                table_group.shared = table_group.shared.min(table_group.first + at);
             } else if let Some(last) = last {
                 let gone = group.pool.forget_beyond(last, partial);
                 forgotten.extend(gone.into_iter().filter(|&c| self.prefixes.forget(c)));
             }
-            while own.end() < end {
-                let last = own.blocks.last().copied();
+            while table_group.end() < end {
+                let last = table_group.blocks.last().copied();
                 let (block, contents) = group.allocate(last, &mut self.prefixes);
                 forgotten.extend(contents);
-                own.blocks.push(block);
+                table_group.blocks.push(block);
             }
         }
         self.drop_states(&forgotten);
@@ -268,33 +258,27 @@ impl KvCache {
         true
     }
 
-    /// Whether [`Self::append`] would succeed for each of these sequences, one after the other, with one token.
-    pub fn could_append_to<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> bool {
+    /// True if [`Self::append`] would succeed for each of these sequences, one after the other, with `count` tokens.
+    pub fn could_append<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>, count: usize) -> bool {
         let mut needed = vec![0; self.groups.len()];
         for table in tables {
-            for (needed, (group, own)) in needed.iter_mut().zip(self.groups.iter().zip(&table.groups)) {
-                *needed += group.needed(own, table.tokens, 1);
+            for (needed, (group, table_group)) in needed.iter_mut().zip(self.groups.iter().zip(&table.groups)) {
+                *needed += group.needed(table_group, table.tokens, count);
             }
         }
         let enough = |(group, needed): (&LayerGroup, usize)| group.pool.available() >= needed;
         self.groups.iter().zip(needed).all(enough)
     }
 
-    fn could_append(&self, table: &BlockTable, count: usize) -> bool {
-        let enough =
-            |(group, own): (&LayerGroup, &GroupTable)| group.pool.available() >= group.needed(own, table.tokens, count);
-        self.groups.iter().zip(&table.groups).all(enough)
-    }
-
     /// Gives back the blocks that no token from the next one on sees.
     pub fn trim(&mut self, table: &mut BlockTable) {
-        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
-            let gone = group.first_visible(table.tokens).saturating_sub(own.first);
-            let gone = gone.min(own.blocks.len());
-            for block in own.blocks.drain(..gone) {
+        for (group, table_group) in self.groups.iter_mut().zip(&mut table.groups) {
+            let gone = group.first_visible(table.tokens).saturating_sub(table_group.first);
+            let gone = gone.min(table_group.blocks.len());
+            for block in table_group.blocks.drain(..gone) {
                 group.release(block);
             }
-            own.first += gone;
+            table_group.first += gone;
         }
     }
 
@@ -304,11 +288,11 @@ impl KvCache {
         if let (Some(slots), Some((source, target))) = (&mut self.slots, table.state.zip(state)) {
             slots.copy(source, target);
         }
-        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
-            for &block in &own.blocks {
+        for (group, table_group) in self.groups.iter_mut().zip(&mut table.groups) {
+            for &block in &table_group.blocks {
                 group.pool.share(block);
             }
-            own.shared = own.end();
+            table_group.shared = table_group.end();
         }
         BlockTable { tokens: table.tokens, groups: table.groups.clone(), known: table.known, state }
     }
@@ -318,9 +302,9 @@ impl KvCache {
         if let (Some(slots), Some(slot)) = (&mut self.slots, table.state) {
             slots.release(slot);
         }
-        for (group, own) in self.groups.iter_mut().zip(table.groups) {
+        for (group, table_group) in self.groups.iter_mut().zip(table.groups) {
             // the last ones are to be needed first
-            for block in own.blocks.into_iter().rev() {
+            for block in table_group.blocks.into_iter().rev() {
                 group.release(block);
             }
         }
@@ -337,8 +321,8 @@ impl KvCache {
         let widest = self.widest_index();
         let copies = self.slots.as_mut().map(StateSlots::take_copies);
         if let Some(copies) = copies.filter(|copies| !copies.is_empty()) {
-            for own in &mut self.states {
-                own.copy(&copies);
+            for states in &mut self.states {
+                states.copy(&copies);
             }
         }
         for (index, group) in self.groups.iter_mut().enumerate() {
@@ -346,7 +330,7 @@ impl KvCache {
             if copies.is_empty() {
                 continue;
             }
-            for layer in self.layers.iter_mut().filter(|layer| layer.group() == index) {
+            for layer in self.layers.iter_mut().filter(|layer| layer.group == index) {
                 layer.copy_blocks(&copies);
             }
             if let Some(routes) = self.routes.as_mut().filter(|_| index == widest) {
@@ -360,7 +344,7 @@ impl KvCache {
 }
 
 /// The type of the delta rule's states: f32, or f64 where a device computes in that.
-fn wide(arch: &Arch, device: &Device) -> DType {
+fn state_dtype(arch: &Arch, device: &Device) -> DType {
     match arch.precision.dtype(device) {
         DType::F64 => DType::F64,
         _ => DType::F32,
@@ -369,9 +353,8 @@ fn wide(arch: &Arch, device: &Device) -> DType {
 
 /// States of every layer of linear attention, without a slot.
 fn empty_states(arch: &Arch, device: &Device) -> Vec<LayerStates> {
-    let dtypes = [wide(arch, device), arch.precision.dtype(device)];
-    let of = |delta: &GatedDeltaNet| [delta.recurrent_state(), delta.convolution_state()];
-    let numbers = arch.delta_net.as_ref().map_or([0, 0], of);
+    let dtypes = [state_dtype(arch, device), arch.precision.dtype(device)];
+    let numbers = arch.delta_net.map_or([0, 0], |delta| [delta.recurrent_state(), delta.convolution_state()]);
     (0..arch.count(Mixer::GatedDeltaNet)).map(|_| LayerStates::new(0, numbers, dtypes, device)).collect()
 }
 
@@ -382,13 +365,13 @@ impl LayerGroup {
         (token + 1).saturating_sub(window) / BLOCK_SIZE
     }
 
-    /// Whether all blocks with the contents of `tokens` tokens are kept that the token after them sees.
+    /// True if all blocks with these contents that the token after `tokens` tokens sees are kept.
     fn keeps(&self, contents: &[ContentId], tokens: usize) -> bool {
         let mut seen = contents.iter().skip(self.first_visible(tokens));
         seen.all(|&content| self.pool.find(content).is_some())
     }
 
-    /// Whether several sequences have a block. A copy that is still to be made does not count: it is made before
+    /// True if several sequences have a block. A copy that is still to be made does not count: it is made before
     /// anything is written.
     fn is_shared(&self, block: u32) -> bool {
         let references = self.pool.references(block) as usize;
@@ -396,8 +379,8 @@ impl LayerGroup {
         references > 1 && references - copied().count() > 1
     }
 
-    /// Whether a sequence that is about to write to its last block, which has `partial` tokens of it, takes a copy:
-    /// where others have the block, and where it is kept with tokens after these, if there is a block beside the
+    /// True if a sequence that is about to write to its last block, which has `partial` tokens of it, takes a copy:
+    /// where others have the block, and where it is kept with tokens after these, if there is a block besides the
     /// `needed` ones. Otherwise those are forgotten.
     fn copies_before_writing(&self, last: u32, partial: usize, needed: usize) -> bool {
         let spare = self.pool.available() > needed;
@@ -416,11 +399,11 @@ impl LayerGroup {
     }
 
     /// Blocks that `count` more tokens of a sequence of `tokens` need, those not counted that it gives back before.
-    fn needed(&self, own: &GroupTable, tokens: usize, count: usize) -> usize {
-        let more = (tokens + count).div_ceil(BLOCK_SIZE) - own.end().min((tokens + count).div_ceil(BLOCK_SIZE));
+    fn needed(&self, table_group: &GroupTable, tokens: usize, count: usize) -> usize {
+        let more = (tokens + count).div_ceil(BLOCK_SIZE) - table_group.end().min((tokens + count).div_ceil(BLOCK_SIZE));
         let partial = !tokens.is_multiple_of(BLOCK_SIZE);
         let shared = |&last: &u32| partial && self.is_shared(last);
-        more + usize::from(own.blocks.last().is_some_and(shared))
+        more + usize::from(table_group.blocks.last().is_some_and(shared))
     }
 
     /// A block, and what nobody keeps any more that it held.

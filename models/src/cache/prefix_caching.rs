@@ -1,11 +1,11 @@
-//! What a sequence that begins finds of earlier ones, and which blocks are kept for later ones.
+//! Prefix caching: blocks that a new sequence shares with earlier ones, and blocks kept for later ones.
 
 use super::block_pool::ContentId;
 use super::prefix_index::PrefixIndex;
 use super::{BLOCK_SIZE, BlockTable, KvCache};
 
 /// A beginning that is kept: its blocks, the last of which may be a tail.
-struct Beginning {
+struct CachedPrefix {
     tokens: usize,
     contents: Vec<ContentId>,
 }
@@ -16,17 +16,16 @@ impl KvCache {
     /// states are kept too.
     pub fn begin(&mut self, tokens: &[u32]) -> BlockTable {
         let mut table = BlockTable::new(self.groups.len());
-        let Beginning { tokens, contents } = self.longest_beginning(tokens);
+        let CachedPrefix { tokens, contents } = self.longest_cached_prefix(tokens);
         let whole = tokens / BLOCK_SIZE;
-        for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
-            own.first = group.first_visible(tokens).min(contents.len());
+        for (group, table_group) in self.groups.iter_mut().zip(&mut table.groups) {
+            table_group.first = group.first_visible(tokens).min(contents.len());
             // a tail is its own as soon as it writes to it
-            own.shared = whole;
-            for &content in &contents[own.first..] {
-                let block = group.pool.find(content);
-                let block = block.unwrap_or_else(|| unreachable!("looked up before"));
+            table_group.shared = whole;
+            for &content in &contents[table_group.first..] {
+                let block = group.pool.find(content).unwrap_or_else(|| unreachable!("looked up before"));
                 group.pool.share(block);
-                own.blocks.push(block);
+                table_group.blocks.push(block);
             }
         }
         table.tokens = tokens;
@@ -37,13 +36,11 @@ impl KvCache {
     }
 
     /// Tokens that a sequence would [begin](Self::begin) with.
-    #[must_use]
     pub fn found_tokens(&self, tokens: &[u32]) -> usize {
-        self.longest_beginning(tokens).tokens
+        self.longest_cached_prefix(tokens).tokens
     }
 
     /// Tokens that it would begin with if there were states at the end of every block.
-    #[must_use]
     pub fn kept_tokens(&self, tokens: &[u32]) -> usize {
         let contents = self.kept_blocks(tokens);
         let counts = (0..=contents.len()).rev();
@@ -63,7 +60,7 @@ impl KvCache {
         contents.collect()
     }
 
-    fn longest_beginning(&self, tokens: &[u32]) -> Beginning {
+    fn longest_cached_prefix(&self, tokens: &[u32]) -> CachedPrefix {
         let mut contents = self.kept_blocks(tokens);
         let before_last = &tokens[..tokens.len().saturating_sub(1)];
         loop {
@@ -71,7 +68,7 @@ impl KvCache {
             if let Some((tail, more)) = self.kept_tail(&contents, &before_last[whole..]) {
                 contents.push(tail);
                 let tokens = whole + more;
-                return Beginning { tokens, contents };
+                return CachedPrefix { tokens, contents };
             }
             let resumes = |last: &ContentId| {
                 let slots = self.slots.as_ref();
@@ -79,7 +76,7 @@ impl KvCache {
             };
             if contents.last().is_none_or(resumes) {
                 let tokens = whole;
-                return Beginning { tokens, contents };
+                return CachedPrefix { tokens, contents };
             }
             contents.pop();
         }
@@ -97,7 +94,7 @@ impl KvCache {
         })
     }
 
-    /// Whether all blocks with these contents are kept that the token after `tokens` tokens sees.
+    /// True if all blocks with these contents that the token after `tokens` tokens sees are kept.
     fn keeps(&self, contents: &[ContentId], tokens: usize) -> bool {
         let mut groups = self.groups.iter();
         groups.all(|group| group.keeps(contents, tokens))
@@ -110,8 +107,8 @@ impl KvCache {
         while table.known.0 < full {
             let (index, before) = table.known;
             let content = self.prefixes.find_or_add(before, &tokens[index * BLOCK_SIZE..][..BLOCK_SIZE]);
-            for (group, own) in self.groups.iter_mut().zip(&table.groups) {
-                if index >= own.first && group.pool.keep(own.block(index), content, BLOCK_SIZE) {
+            for (group, table_group) in self.groups.iter_mut().zip(&table.groups) {
+                if index >= table_group.first && group.pool.keep(table_group.block(index), content, BLOCK_SIZE) {
                     self.prefixes.keep(content);
                 }
             }

@@ -31,7 +31,7 @@ impl PrefixIndex {
         self.contents.get(&key(before, tokens)).copied()
     }
 
-    /// The same, a new one where there is none.
+    /// [`Self::find`], or a new content.
     pub fn find_or_add(&mut self, before: ContentId, tokens: &[u32]) -> ContentId {
         let key = key(before, tokens);
         if let Some(&known) = self.contents.get(&key) {
@@ -69,15 +69,14 @@ impl PrefixIndex {
         !self.is_kept(content)
     }
 
-    /// Whether some pool keeps a content.
+    /// True if some pool keeps a content.
     pub fn is_kept(&self, content: ContentId) -> bool {
         self.kept.contains_key(&content)
     }
 
-    /// Whether a content is of a tail.
+    /// True if a content is a tail.
     pub fn is_tail(&self, content: ContentId) -> bool {
-        let kept = self.kept.get(&content);
-        kept.is_some_and(|((_, tokens), _)| tokens[BLOCK_SIZE - 1] == NO_TOKEN)
+        self.kept.get(&content).is_some_and(|((_, tokens), _)| tokens[BLOCK_SIZE - 1] == NO_TOKEN)
     }
 }
 
@@ -117,8 +116,8 @@ mod tests {
         let full = index.find_or_add(PrefixIndex::ROOT, &tokens);
         index.keep(full);
         assert!(index.is_tail(tail) && !index.is_tail(full));
-        let found = |count: usize| index.find(PrefixIndex::ROOT, &tokens[..count]);
-        assert_eq!([4, 5, 6].map(found), [None, Some(tail), None]);
+        let find = |count: usize| index.find(PrefixIndex::ROOT, &tokens[..count]);
+        assert_eq!([4, 5, 6].map(find), [None, Some(tail), None]);
         assert!(index.forget(tail) && !index.is_kept(tail) && index.is_kept(full));
     }
 }

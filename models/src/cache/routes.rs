@@ -17,15 +17,8 @@ impl KvCache {
     }
 
     /// Bytes on the host of the table of routes.
-    #[must_use]
     pub fn route_bytes(&self) -> usize {
-        let choices = self.routes.as_ref().map(Routes::choices);
-        choices.map_or(0, size_of_val)
-    }
-
-    /// Whether the routes of tokens are kept.
-    pub(crate) fn keeps_routes(&self) -> bool {
-        self.routes.is_some()
+        self.routes.as_ref().map(Routes::choices).map_or(0, size_of_val)
     }
 
     /// The slots of tokens' routes.
@@ -46,13 +39,12 @@ impl KvCache {
     }
 
     /// The routes of a sequence's first tokens, as many as have run.
-    #[must_use]
     pub fn routes_of(&self, table: &BlockTable, tokens: usize) -> Option<Routes> {
         let kept = self.routes.as_ref()?;
-        let mut own = Routes::unknown(tokens, kept.width());
+        let mut routes = Routes::unknown(tokens, kept.width());
         for (token, slot) in self.slots_of(table, 0..tokens).into_iter().enumerate() {
-            own.set_row(token, kept.row(slot as usize));
+            routes.set_row(token, kept.row(slot as usize));
         }
-        Some(own)
+        Some(routes)
     }
 }

@@ -5,7 +5,7 @@
 use super::block_pool::ContentId;
 use std::collections::{BTreeSet, HashMap};
 
-/// Where the states of a sequence are kept for others.
+/// Places at which the states of a sequence are kept for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundary {
     /// The end of a prompt: whoever begins again after it.
@@ -19,7 +19,7 @@ pub enum Boundary {
 }
 
 impl Boundary {
-    /// What goes first has the lower rank: nothing is known to come back to it.
+    /// Order of eviction, the lower rank first: nothing is known to come back to those.
     fn rank(self) -> u8 {
         match self {
             Self::Prompt | Self::Ended => 0,
@@ -27,9 +27,7 @@ impl Boundary {
         }
     }
 
-    /// Whether the sequence that kept them is the one that continues with them: it gives its slot away, and gets it
-    /// back.
-    #[must_use]
+    /// True if the sequence that kept the states continues with them: it gives its slot away, and gets it back.
     pub fn is_own(self) -> bool {
         match self {
             Self::Prompt | Self::Shared => false,
@@ -103,7 +101,7 @@ impl StateSlots {
         self.copy_held(self.origin(source), target);
     }
 
-    /// The same of what a slot holds now, which may be the target: all copies are read before any is written.
+    /// [`Self::copy`] of a slot's present state; the slot may be the target: all copies are read before any is written.
     pub fn copy_held(&mut self, origin: u32, target: u32) {
         if origin != target {
             self.copies.push((origin, target));
@@ -115,13 +113,13 @@ impl StateSlots {
         std::mem::take(&mut self.copies)
     }
 
-    /// Whether there is a slot for states that are kept, free or with others that may go for them.
+    /// True if there is a slot for states to keep, free or with others that may be evicted for them.
     pub fn may_save(&self, at: Boundary) -> bool {
         let evicts = self.order.first().map(|&(rank, ..)| rank <= at.rank());
         !self.free.is_empty() || evicts.unwrap_or(false)
     }
 
-    /// Whether the states after a content are kept.
+    /// True if the states after a content are kept.
     pub fn has(&self, content: ContentId) -> bool {
         self.saved.contains_key(&content)
     }
@@ -186,12 +184,12 @@ mod tests {
     fn a_copy_of_a_copy_comes_from_the_first_and_none_goes_to_a_slot_that_was_given_back() {
         let mut slots = StateSlots::default();
         slots.grow(4);
-        let all: Vec<u32> = (0..4).filter_map(|_| slots.allocate()).collect();
-        slots.copy(all[0], all[1]);
-        slots.copy(all[1], all[2]);
-        slots.copy(all[0], all[3]);
-        slots.release(all[1]);
-        assert_eq!(slots.take_copies(), [(all[0], all[2]), (all[0], all[3])]);
+        let allocated: Vec<u32> = (0..4).filter_map(|_| slots.allocate()).collect();
+        slots.copy(allocated[0], allocated[1]);
+        slots.copy(allocated[1], allocated[2]);
+        slots.copy(allocated[0], allocated[3]);
+        slots.release(allocated[1]);
+        assert_eq!(slots.take_copies(), [(allocated[0], allocated[2]), (allocated[0], allocated[3])]);
         assert!(slots.take_copies().is_empty());
     }
 
@@ -199,16 +197,16 @@ mod tests {
     fn what_a_slot_holds_is_copied_though_the_slot_is_given_away_before() {
         let mut slots = StateSlots::default();
         slots.grow(4);
-        let all: Vec<u32> = (0..4).filter_map(|_| slots.allocate()).collect();
-        slots.copy(all[0], all[3]);
-        let origin = slots.origin(all[3]);
+        let allocated: Vec<u32> = (0..4).filter_map(|_| slots.allocate()).collect();
+        slots.copy(allocated[0], allocated[3]);
+        let origin = slots.origin(allocated[3]);
         // the slot that is still to be read has another sequence's state next
-        slots.release(all[0]);
-        assert_eq!(slots.allocate(), Some(all[0]));
-        slots.copy(all[1], all[0]);
-        slots.copy_held(origin, all[2]);
-        slots.copy_held(all[1], all[1]);
-        let expected = [(all[0], all[3]), (all[1], all[0]), (all[0], all[2])];
+        slots.release(allocated[0]);
+        assert_eq!(slots.allocate(), Some(allocated[0]));
+        slots.copy(allocated[1], allocated[0]);
+        slots.copy_held(origin, allocated[2]);
+        slots.copy_held(allocated[1], allocated[1]);
+        let expected = [(allocated[0], allocated[3]), (allocated[1], allocated[0]), (allocated[0], allocated[2])];
         assert_eq!(slots.take_copies(), expected);
     }
 

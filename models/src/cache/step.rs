@@ -1,4 +1,4 @@
-//! What a decoding step on a GPU reads of the cache's tables, to be uploaded with everything else that it reads.
+//! Inputs that a decoding step on a GPU reads of the cache's tables, uploaded with its other inputs.
 
 use super::{BlockTable, KvCache};
 use crate::arch::Arch;
@@ -8,7 +8,6 @@ use firebrick_backends::kernels::StepInputs;
 impl KvCache {
     /// The inputs of a step that runs the last token of each sequence, `ids`; see [`StepInputs::new`]. A row without a
     /// sequence gets zeros, and writes nothing.
-    #[must_use]
     pub fn step_inputs(
         &self,
         arch: &Arch,
@@ -20,8 +19,7 @@ impl KvCache {
         let position = |table: Option<&BlockTable>| table.map_or(0, |t| t.tokens - 1) as u32;
         let positions: Vec<u32> = tables.iter().copied().map(position).collect();
         let rotary = RotaryEmbeddings::on_host(arch, &positions);
-        let groups = self.groups.iter().enumerate();
-        let groups = groups.map(|(index, group)| group.shared_blocks(index, tables));
+        let groups = self.groups.iter().enumerate().map(|(index, group)| group.shared_blocks(index, tables));
         let groups: Vec<_> = groups.collect();
         StepInputs::new(ids, uniforms, rotary, &groups, stride)
     }

@@ -28,8 +28,8 @@ fn arch(family: &str) -> Arch {
 
 fn cache(family: &str, blocks: usize) -> KvCache {
     let arch = arch(family);
-    let all = vec![blocks; KvCache::groups(&arch)];
-    KvCache::new(&arch, &all, KvCacheDtype::Auto, &Device::flex())
+    let pools = vec![blocks; KvCache::groups(&arch)];
+    KvCache::new(&arch, &pools, KvCacheDtype::Auto, &Device::flex())
 }
 
 fn tokens(count: usize, salt: u32) -> Vec<u32> {
@@ -155,11 +155,11 @@ proptest! {
         for step in steps {
             match step {
                 Step::Begin(count) => {
-                    let all = tokens(count, 0);
-                    let mut table = cache.begin(&all);
+                    let prompt = tokens(count, 0);
+                    let mut table = cache.begin(&prompt);
                     let more = count - table.tokens();
                     if cache.append(&mut table, more) {
-                        cache.keep_prefix(&mut table, &all);
+                        cache.keep_prefix(&mut table, &prompt);
                         tables.push(table);
                     } else {
                         cache.free(table);
@@ -171,9 +171,9 @@ proptest! {
                     let appended = cache.append(&mut tables[i], count);
                     prop_assert_eq!(tables[i].tokens(), before + if appended { count } else { 0 });
                     if appended {
-                        for (group, own) in cache.groups.iter().zip(&tables[i].groups) {
-                            for index in before / BLOCK_SIZE..own.end() {
-                                prop_assert!(!group.is_shared(own.block(index)));
+                        for (group, table_group) in cache.groups.iter().zip(&tables[i].groups) {
+                            for index in before / BLOCK_SIZE..table_group.end() {
+                                prop_assert!(!group.is_shared(table_group.block(index)));
                             }
                         }
                     }

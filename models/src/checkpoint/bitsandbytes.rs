@@ -2,7 +2,7 @@
 //! and beside them `.absmax`, `.quant_map`, `.nested_absmax`, `.nested_quant_map` and `.quant_state.bitsandbytes__nf4`,
 //! a JSON text.
 //!
-//! What is read has the layout of [`BaseFormat::Nf4`]: nf4 in blocks of 64, with scales quantised in groups of 256.
+//! Supported is the layout of [`BaseFormat::Nf4`]: nf4 in blocks of 64, with scales quantised in groups of 256.
 //! Everything else is refused with the reason.
 
 use firebrick_backends::quantized::{NF4, Nf4Parts, nf4_from_parts};
@@ -22,11 +22,11 @@ const MODULE_SUFFIXES: [&str; 2] = [".SCB", ".weight_format"];
 /// Suffixes of the tensor that describes how a matrix is quantized.
 const STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
 
-/// What is read of bitsandbytes' checkpoints.
+/// Refusal of bitsandbytes' matrices outside dense layers.
 pub(super) const NOT_READ: &str = "is quantized by bitsandbytes, which is supported only for matrices of dense layers; \
                                    use the checkpoint that it was made from, which is quantized when it is loaded";
 
-/// What to do with a checkpoint that bitsandbytes has quantised.
+/// Remedy for a checkpoint that bitsandbytes has quantised.
 pub(super) const NEEDS_BASE: &str = "is quantized to 4 bits by bitsandbytes; set model.lora.base to nf4 to train \
                                      adapters on it (--base nf4 if a command has no configuration), or use the \
                                      checkpoint that it was made from";
@@ -38,7 +38,7 @@ pub(super) struct RawTensor<'a> {
     pub bytes: &'a [u8],
 }
 
-/// How a matrix is quantised.
+/// Quantization of a matrix.
 #[derive(Deserialize)]
 struct QuantState {
     quant_type: String,
@@ -55,11 +55,10 @@ pub(super) fn weight_beside(name: &str) -> Option<String> {
     // 8-bit weights have theirs beside the module
     let of_module = MODULE_SUFFIXES.iter().find_map(|part| name.strip_suffix(part));
     let of_weight = QUANTIZATION_SUFFIXES.iter().find_map(|part| name.strip_suffix(part));
-    let weight = of_module.map(|module| format!("{module}.weight"));
-    weight.or_else(|| of_weight.map(str::to_owned))
+    of_module.map(|module| format!("{module}.weight")).or_else(|| of_weight.map(str::to_owned))
 }
 
-/// Whether a weight is quantised, in a folder that has tensors of some names.
+/// True if a weight is quantised, in a folder that has tensors of some names.
 pub(super) fn is_quantised(weight: &str, has: impl Fn(&str) -> bool) -> bool {
     let module = weight.strip_suffix(".weight").unwrap_or(weight);
     STATES.iter().any(|state| has(&format!("{weight}{state}"))) || has(&format!("{module}.SCB"))
@@ -75,7 +74,7 @@ pub(super) fn original_dtype<'a>(weight: &str, tensor: impl Fn(&str) -> Option<R
 /// The buffer of a quantised matrix of a shape, with bitsandbytes' own codes and scales.
 ///
 /// # Errors
-/// What is not read, and why.
+/// The format that is not supported.
 pub(super) fn read<'a>(
     weight: &str,
     shape: [usize; 2],
@@ -111,7 +110,7 @@ pub(super) fn read<'a>(
     nf4_from_parts(shape, parts).map_err(|e| format!("does not fit its shape: {e}"))
 }
 
-/// What is read.
+/// The supported formats.
 const READ: &str = "of bitsandbytes' formats only nf4 in blocks of 64 with double quantization is supported \
                     (bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true); use the checkpoint that this one was \
                     made from, which is quantized when it is loaded";
@@ -153,6 +152,5 @@ fn floats(tensor: &RawTensor<'_>, suffix: &str) -> Result<Vec<f32>, String> {
             tensor.dtype, tensor.shape
         ));
     }
-    let words = tensor.bytes.chunks_exact(4);
-    Ok(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    Ok(tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
 }

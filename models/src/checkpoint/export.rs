@@ -4,16 +4,15 @@ use super::Checkpoint;
 use super::json::write_json;
 use super::stream::{LazyTensor, write_pt};
 use super::tensor_names::nested_name;
-use super::weights::{StoredDtype, beside, bytes_beside};
+use super::weights::{StoredDtype, outer_tensor_bytes, outer_tensors};
 use super::whole_model::WholeModel;
 use crate::unit::{ParamSpec, Slot};
 use crate::{Decoder, Result, Tokenizer};
 use half::{bf16, f16};
-use safetensors::tensor::Dtype;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// How a checkpoint is written.
+/// Settings of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
     /// Largest weight file, in bytes, where tensors allow it.
@@ -36,12 +35,12 @@ struct Part {
     spec: ParamSpec,
 }
 
-/// The tensors of a decoder's checkpoint, in order. A value head beside the projection is no part of the language
+/// The tensors of a decoder's checkpoint, in order. A value head next to the projection is no part of the language
 /// model.
 fn parts(decoder: &Decoder) -> Vec<Part> {
-    let own =
-        decoder.specs_of_whole().enumerate().filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value);
-    let of = |(index, spec): (usize, &ParamSpec)| {
+    let specs =
+        decoder.whole_model_specs().enumerate().filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value);
+    let split = |(index, spec): (usize, &ParamSpec)| {
         let mut row = 0;
         let tensors = spec.tensors().into_iter();
         let part = tensors.map(|spec| {
@@ -51,21 +50,16 @@ fn parts(decoder: &Decoder) -> Vec<Part> {
         });
         part.collect::<Vec<_>>()
     };
-    own.flat_map(of).collect()
+    specs.flat_map(split).collect()
 }
 
 /// A tensor in its stored element type, read when it is written.
 fn stored(model: &dyn WholeModel, Part { index, row, spec }: Part, dtype: StoredDtype) -> LazyTensor<'_> {
-    let dtype_out = match dtype {
-        StoredDtype::F32 => Dtype::F32,
-        StoredDtype::BF16 => Dtype::BF16,
-        StoredDtype::F16 => Dtype::F16,
-    };
     let shape = spec.shape.clone();
-    LazyTensor::new(dtype_out, &shape, move || {
+    LazyTensor::new(dtype.on_disk(), &shape, move || {
         let rows = row..row + spec.rows_cols()[0];
-        let own = |index, rows| model.rows(index, rows);
-        let mut values = model.decoder().merged_rows(index, rows, own)?;
+        let read = |index, rows| model.rows(index, rows);
+        let mut values = model.decoder().merged_rows(index, rows, read)?;
         spec.into_checkpoint(&mut values);
         Ok(match dtype {
             StoredDtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -82,18 +76,15 @@ struct Entry<'a> {
     tensor: LazyTensor<'a>,
 }
 
-/// The tensors of an export: parameters by the names of their folder, then what a model has around its language model,
-/// as it was read.
+/// The tensors of an export: parameters by the names of their folder, then the tensors around the language model, as
+/// they were read.
 fn entries<'a>(model: &'a dyn WholeModel, source: &'a Checkpoint) -> Result<Vec<Entry<'a>>> {
     let parameters = parts(model.decoder()).into_iter().map(|part| {
         let spec = &part.spec;
         let dtype = source.stored_dtype(&spec.name);
-        let width = match dtype {
-            StoredDtype::F32 => 4,
-            StoredDtype::BF16 | StoredDtype::F16 => 2,
-        };
+        let width = dtype.on_disk().bitsize() / 8;
         Entry {
-            name: match &source.around {
+            name: match &source.outer_config {
                 Some(_) => nested_name(&spec.name),
                 None => spec.name.clone(),
             },
@@ -101,15 +92,15 @@ fn entries<'a>(model: &'a dyn WholeModel, source: &'a Checkpoint) -> Result<Vec<
             tensor: stored(model, part, dtype),
         }
     });
-    let mut all: Vec<Entry<'_>> = parameters.collect();
-    if source.around.is_some() {
-        all.extend(beside(&source.dir)?.into_iter().map(|own| {
-            let name = own.name.clone();
-            let read = move || bytes_beside(&source.dir, &name);
-            Entry { name: own.name, bytes: own.bytes, tensor: LazyTensor::new(own.dtype, &own.shape, read) }
+    let mut entries: Vec<Entry<'_>> = parameters.collect();
+    if source.outer_config.is_some() {
+        entries.extend(outer_tensors(&source.dir)?.into_iter().map(|tensor| {
+            let name = tensor.name.clone();
+            let read = move || outer_tensor_bytes(&source.dir, &name);
+            Entry { name: tensor.name, bytes: tensor.bytes, tensor: LazyTensor::new(tensor.dtype, &tensor.shape, read) }
         }));
     }
-    Ok(all)
+    Ok(entries)
 }
 
 /// Groups parameters, in order, into files of at most `limit` bytes; a larger tensor gets a file of its own.
@@ -128,8 +119,8 @@ fn shards(sizes: &[u64], limit: u64) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Writes weights, configs and tokenizer into `dir`, which must exist: same names, config and element types as the
-/// source. Adapters are merged into the matrices they stand beside. Every file is synced; making the folder appear
-/// whole is the caller's part (write aside, rename).
+/// source. Adapters are merged into their matrices. Every file is synced; making the folder appear whole is the
+/// caller's part (write aside, rename).
 ///
 /// # Errors
 /// `Error::Io` where a file cannot be written, those of [`WholeModel::rows`]; of a
@@ -142,7 +133,7 @@ pub fn export(
     options: ExportOptions,
 ) -> Result<()> {
     let entries = entries(model, source)?;
-    let sizes: Vec<u64> = entries.iter().map(|own| own.bytes).collect();
+    let sizes: Vec<u64> = entries.iter().map(|entry| entry.bytes).collect();
     let shards = shards(&sizes, options.max_shard_bytes);
     let mut weight_map = Map::new();
     let mut entries = entries.into_iter();
@@ -152,8 +143,8 @@ pub fn export(
         } else {
             format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len())
         };
-        let own = entries.by_ref().take(shard.len());
-        let tensors: Vec<(String, LazyTensor<'_>)> = own.map(|own| (own.name, own.tensor)).collect();
+        let shard = entries.by_ref().take(shard.len());
+        let tensors: Vec<(String, LazyTensor<'_>)> = shard.map(|entry| (entry.name, entry.tensor)).collect();
         weight_map.extend(tensors.iter().map(|(name, _)| (name.clone(), json!(file))));
         write_pt(&dir.join(&file), tensors)?;
     }
@@ -162,7 +153,7 @@ pub fn export(
         let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
         write_json(&dir.join("model.safetensors.index.json"), &index)?;
     }
-    let config = source.around.as_ref().unwrap_or(&source.config);
+    let config = source.outer_config.as_ref().unwrap_or(&source.config);
     write_json(&dir.join("config.json"), &Value::Object(config.clone()))?;
     if let Some(generation) = &source.generation {
         write_json(&dir.join("generation_config.json"), &Value::Object(generation.clone()))?;

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Whether a model whose config ties its head to the embedding has a head of its own: transformers 5 compares the two,
-/// and takes a head that differs. A folder without weights, or with some that cannot be read, has none.
+/// True if a model whose config ties its head to the embedding has another head: transformers 5 compares the two, and
+/// takes a head that differs. A folder without weights, or with some that cannot be read, has none.
 pub(super) fn has_own_head(dir: &Path, arch: &Arch) -> bool {
     let Some(folder) = Folder::open(dir, arch).ok().filter(|_| arch.tied) else { return false };
     let [embedding, head] = [EMBEDDING, HEAD].map(|name| folder.raw(name));
@@ -38,8 +38,8 @@ pub(super) fn report(dir: &Path, arch: &Arch) -> Result<()> {
     }
     let of_config = frequencies(arch);
     let differs = |name: &&String| {
-        let own = folder.floats(name).unwrap_or_default();
-        is_frequencies(name) && !of_config.iter().any(|known| are_same(known, &own))
+        let stored = folder.floats(name).unwrap_or_default();
+        is_frequencies(name) && !of_config.iter().any(|known| are_same(known, &stored))
     };
     let count = folder.names().filter(differs).count();
     if count > 0 {
@@ -55,13 +55,13 @@ pub(super) fn report(dir: &Path, arch: &Arch) -> Result<()> {
 fn frequencies(arch: &Arch) -> Vec<Vec<f64>> {
     let scaled = arch.ropes.iter().flatten().cloned();
     let plain = scaled.clone().map(|rope| Rope { scaling: RopeScaling::Default, ..rope });
-    let mut all: Vec<Vec<f64>> = scaled.chain(plain).map(|rope| rope.frequencies(arch.rotary_dim, 1)).collect();
-    all.dedup();
-    all
+    let mut frequencies: Vec<Vec<f64>> = scaled.chain(plain).map(|rope| rope.frequencies(arch.rotary_dim, 1)).collect();
+    frequencies.dedup();
+    frequencies
 }
 
-/// Whether they are the same, in bfloat16.
-fn are_same(known: &[f64], own: &[f32]) -> bool {
-    let pairs = known.iter().zip(own);
-    known.len() == own.len() && pairs.into_iter().all(|(a, &b)| (a - f64::from(b)).abs() <= a / 100.0)
+/// True if they are the same, in bfloat16.
+fn are_same(known: &[f64], stored: &[f32]) -> bool {
+    let pairs = known.iter().zip(stored);
+    known.len() == stored.len() && pairs.into_iter().all(|(a, &b)| (a - f64::from(b)).abs() <= a / 100.0)
 }

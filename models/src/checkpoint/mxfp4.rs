@@ -13,7 +13,7 @@ const SCALES: &str = "_scales";
 const BLOCK: usize = 32;
 const BYTES: usize = BLOCK / 2;
 
-/// What E2M1 codes stand for.
+/// Values of E2M1 codes.
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// A scale that is no number.
@@ -24,7 +24,7 @@ pub(super) fn weight_of(name: &str) -> Option<&str> {
     name.strip_suffix(BLOCKS).or_else(|| name.strip_suffix(SCALES))
 }
 
-/// Whether a matrix is in MXFP4, in a folder that has tensors of some names.
+/// True if a matrix is in MXFP4, in a folder that has tensors of some names.
 pub(super) fn is_quantised(weight: &str, has: impl Fn(&str) -> bool) -> bool {
     [BLOCKS, SCALES].iter().any(|part| has(&format!("{weight}{part}")))
 }
@@ -32,7 +32,7 @@ pub(super) fn is_quantised(weight: &str, has: impl Fn(&str) -> bool) -> bool {
 /// The numbers of a matrix `[experts, out, in]`.
 ///
 /// # Errors
-/// What is missing or misshapen.
+/// The part that is missing or misshapen.
 pub(super) fn read<'a>(
     weight: &str,
     [experts, out, input]: [usize; 3],
@@ -40,15 +40,15 @@ pub(super) fn read<'a>(
 ) -> Result<Vec<f32>, String> {
     let part = |suffix: &str, last: &[usize]| {
         let name = format!("{weight}{suffix}");
-        let found =
+        let stored =
             tensor(&name).ok_or_else(|| format!("is in MXFP4 without its {name}; download or copy it again"))?;
         let shape = [&[experts, out, input.div_ceil(BLOCK)], last].concat();
-        if found.dtype == Dtype::U8 && found.shape == shape {
-            return Ok(found.bytes);
+        if stored.dtype == Dtype::U8 && stored.shape == shape {
+            return Ok(stored.bytes);
         }
         Err(format!(
             "is in MXFP4 with {name} of type {:?} and shape {:?}, expected U8 and {shape:?}",
-            found.dtype, found.shape
+            stored.dtype, stored.shape
         ))
     };
     if !input.is_multiple_of(BLOCK) {
@@ -98,11 +98,11 @@ mod tests {
         codes[0] = 0x71;
         codes[1] = 0x9f;
         codes[16] = 0x02;
-        let found = read("w", [1, 2, 32], parts(&codes, &[128, 0], &[1, 2, 1, 16])).unwrap();
-        assert_eq!(found.len(), 64);
-        assert_eq!(found[..4], [1.0, 12.0, -12.0, -1.0]);
-        assert_eq!(found[32].to_bits(), 2_f32.powi(-127).to_bits());
-        assert!(found[33..].iter().all(|&x| x == 0.0));
+        let values = read("w", [1, 2, 32], parts(&codes, &[128, 0], &[1, 2, 1, 16])).unwrap();
+        assert_eq!(values.len(), 64);
+        assert_eq!(values[..4], [1.0, 12.0, -12.0, -1.0]);
+        assert_eq!(values[32].to_bits(), 2_f32.powi(-127).to_bits());
+        assert!(values[33..].iter().all(|&x| x == 0.0));
     }
 
     #[test]

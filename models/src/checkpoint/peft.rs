@@ -10,7 +10,7 @@ use crate::adapter::LoraConfig;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Tensor;
-use config::Known;
+use config::AdapterTargets;
 use firebrick_backends::PrecisionExt;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -19,8 +19,7 @@ use std::path::Path;
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// Whether a folder holds an adapter rather than a model.
-#[must_use]
+/// True if a folder holds an adapter rather than a model.
 pub fn is_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).is_file()
 }
@@ -32,7 +31,7 @@ pub fn is_adapter(dir: &Path) -> bool {
 /// base; those of reading safetensors.
 pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let config = adapter_config(dir)?;
-    let lora = described(&config, &Known::of(base.specs_of_whole()), dir)?;
+    let lora = described(&config, &AdapterTargets::from_specs(base.whole_model_specs()), dir)?;
     let path = dir.join(WEIGHTS);
     if !path.is_file() {
         return Err(Error::MissingFile {
@@ -43,9 +42,9 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     }
     let file = WeightFile::open(path)?;
     let adapted = base.with_adapters(lora, |_, spec| read(&file, spec, base, &config))?;
-    let adapters = adapted.specs_of_whole().filter(|spec| spec.slot.is_adapter());
-    let own: BTreeSet<String> = adapters.flat_map(ParamSpec::tensors).map(|part| part.name).collect();
-    let extra: Vec<String> = file.names().filter(|name| !own.contains(name)).collect();
+    let adapters = adapted.whole_model_specs().filter(|spec| spec.slot.is_adapter());
+    let wanted: BTreeSet<String> = adapters.flat_map(ParamSpec::tensors).map(|part| part.name).collect();
+    let extra: Vec<String> = file.names().filter(|name| !wanted.contains(name)).collect();
     match extra.iter().min() {
         Some(first) => {
             let how = "not defined by its target_modules in this model";
@@ -63,10 +62,10 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
 /// setting that is not supported.
 pub fn adapter_shape(arch: &Arch, dir: &Path) -> Result<LoraConfig> {
     let specs: Vec<ParamSpec> = chain(arch).into_iter().flat_map(|unit| unit_specs(arch, unit)).collect();
-    described(&adapter_config(dir)?, &Known::of(specs.iter()), dir)
+    described(&adapter_config(dir)?, &AdapterTargets::from_specs(specs.iter()), dir)
 }
 
-fn described(config: &Map<String, Value>, known: &Known, dir: &Path) -> Result<LoraConfig> {
+fn described(config: &Map<String, Value>, known: &AdapterTargets, dir: &Path) -> Result<LoraConfig> {
     config::parse(config, known).map_err(|detail| Error::Config { path: dir.join(CONFIG), detail })
 }
 
@@ -85,15 +84,14 @@ fn read(file: &WeightFile, spec: &ParamSpec, base: &Decoder, config: &Map<String
         values.extend(file.values(&part, info)?);
     }
     spec.into_memory(&mut values);
-    let precision = base.arch().precision;
-    Ok(precision.matrix(values, spec.rows_cols(), base.device()))
+    Ok(base.arch().precision.matrix(values, spec.rows_cols(), base.device()))
 }
 
 /// The error for an adapter that does not fit the base model.
 fn unfit(file: &WeightFile, config: &Map<String, Value>, how: &str) -> Error {
     let base = config.get("base_model_name_or_path").and_then(Value::as_str);
     Error::Config {
-        path: file.path().to_owned(),
+        path: file.path.clone(),
         detail: format!("{how}; the adapter was made for the base model {:?}", base.unwrap_or("(not named)")),
     }
 }
@@ -120,8 +118,7 @@ pub fn save_adapter(model: &dyn WholeModel, base_model: &str, dir: &Path) -> Res
     let Some(lora) = decoder.lora() else {
         unreachable!("a model without adapters is exported whole");
     };
-    let specs = decoder.specs_of_whole().enumerate();
-    let adapters = specs.filter(|(_, spec)| spec.slot.is_adapter());
+    let adapters = decoder.whole_model_specs().enumerate().filter(|(_, spec)| spec.slot.is_adapter());
     let tensors = adapters.flat_map(|(index, spec)| parts(model, index, spec));
     write_pt(&dir.join(WEIGHTS), tensors.collect())?;
     let (modules, parameters) = (lora.modules(decoder.whole_arch()), lora.parameters(decoder.whole_arch()));
@@ -158,8 +155,8 @@ fn parts<'a>(model: &'a dyn WholeModel, index: usize, spec: &ParamSpec) -> Vec<(
         row = rows.end;
         let (name, shape) = (part.name.clone(), part.shape.clone());
         let read = move || {
-            let own = model.rows(index, rows.clone())?;
-            let mut values = own.rows(0..rows.len())?;
+            let param = model.rows(index, rows.clone())?;
+            let mut values = param.rows(0..rows.len())?;
             part.into_checkpoint(&mut values);
             Ok(values)
         };

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The name that a tensor of the language model has in a model of a class that is [written
-/// again](Arch::keeps_what_surrounds).
+/// again](Arch::keeps_outer_model).
 pub(super) fn nested_name(name: &str) -> String {
     match name.strip_prefix("model.") {
         Some(rest) => format!("model.language_model.{rest}"),
@@ -20,8 +20,8 @@ pub(super) fn nested_name(name: &str) -> String {
 /// Prefixes of tensors outside the language model in Qwen 3.5: vision, and multi-token prediction.
 const UNUSED_PREFIXES: [&str; 2] = ["model.visual.", "mtp."];
 
-/// Whether a tensor is one of them.
-pub(super) fn is_beside(name: &str) -> bool {
+/// True for such a tensor.
+pub(super) fn is_outer_tensor(name: &str) -> bool {
     UNUSED_PREFIXES.iter().any(|part| name.starts_with(part))
 }
 
@@ -34,7 +34,7 @@ pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The head of a language model.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// What is before the names of a file and not before those of a language model by itself.
+/// Prefixes of a file's names over those of a language model by itself.
 struct Prefix {
     /// Before `embed_tokens`, `layers` and `norm`.
     body: String,
@@ -46,7 +46,7 @@ impl Prefix {
     /// Of a file with some names: none where they are those of a language model by itself, or cannot be told. Known are
     /// parts of models that see images (`language_model.model.`, `model.language_model.`), models without their head
     /// (no prefix), and wrappers (`base_model.model.model.`, `module.model.`, `_orig_mod.model.`).
-    fn of<'a>(names: impl Iterator<Item = &'a String>) -> Option<Self> {
+    fn from_names<'a>(names: impl Iterator<Item = &'a String>) -> Option<Self> {
         let embedding = EMBEDDING.strip_prefix("model.").unwrap_or(EMBEDDING);
         let bodies = names.filter_map(|name| name.strip_suffix(embedding)).filter(|body| {
             // a whole part of a name
@@ -71,17 +71,17 @@ impl Prefix {
 }
 
 /// Tensors by the names that they have in a language model by itself, and how many were parts that see.
-pub(super) fn unnested<P>(all: Vec<(String, P)>) -> (Vec<(String, P)>, usize) {
-    let Some(prefix) = Prefix::of(all.iter().map(|(name, _)| name)) else {
-        return (all, 0);
+pub(super) fn unnested<P>(tensors: Vec<(String, P)>) -> (Vec<(String, P)>, usize) {
+    let Some(prefix) = Prefix::from_names(tensors.iter().map(|(name, _)| name)) else {
+        return (tensors, 0);
     };
-    let count = all.len();
+    let count = tensors.len();
     let sees = |name: &str| VISION.iter().any(|part| name.starts_with(part));
-    let own =
-        all.into_iter().filter(|(name, _)| !sees(name) && !sees(name.strip_prefix(&prefix.whole).unwrap_or(name)));
-    let own: Vec<(String, P)> = own.map(|(name, place)| (prefix.inner(&name), place)).collect();
-    let seeing = count - own.len();
-    (own, seeing)
+    let language =
+        tensors.into_iter().filter(|(name, _)| !sees(name) && !sees(name.strip_prefix(&prefix.whole).unwrap_or(name)));
+    let language: Vec<(String, P)> = language.map(|(name, place)| (prefix.inner(&name), place)).collect();
+    let seeing = count - language.len();
+    (language, seeing)
 }
 
 /// Refuses files that lack a tensor, or have one that no part of the model is.
@@ -97,19 +97,19 @@ pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P
     if let Some(first) = missing.first() {
         return Err(Error::MissingTensor { path: dir.to_owned(), tensor: (*first).clone(), count: missing.len() });
     }
-    if let Some(both) = wanted.iter().find(|n| has(n) && mxfp4::is_quantised(n, has)) {
+    if let Some(twice) = wanted.iter().find(|n| has(n) && mxfp4::is_quantised(n, has)) {
         let detail = "is there as it is and in MXFP4; remove one of the two".into();
-        return Err(Error::QuantizedWeight { path: dir.to_owned(), tensor: both.clone(), detail });
+        return Err(Error::QuantizedWeight { path: dir.to_owned(), tensor: twice.clone(), detail });
     }
     let known: BTreeSet<&String> = wanted.iter().collect();
     let extra: Vec<&String> = place
         .keys()
         .filter(|n| !known.contains(n) && !ignorable(arch, n))
         .filter(|n| {
-            let is_part = |own: String| known.contains(&own) && bitsandbytes::is_quantised(&own, has);
+            let is_part = |weight: String| known.contains(&weight) && bitsandbytes::is_quantised(&weight, has);
             !bitsandbytes::weight_beside(n).is_some_and(is_part)
         })
-        .filter(|n| !mxfp4::weight_of(n).is_some_and(|own| known.contains(&own.to_owned())))
+        .filter(|n| !mxfp4::weight_of(n).is_some_and(|weight| known.contains(&weight.to_owned())))
         .collect();
     match extra.first() {
         Some(first) => {
@@ -119,21 +119,21 @@ pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P
     }
 }
 
-/// Tensors that are in files and not in a model: frequencies, which follow from the config; the copy of a tied head, which
-/// [is compared](super::weights::has_own_head); the head of the language model that a scorer was made from; and what is
-/// written again as it was read.
+/// Tensors that are in files and not in a model: frequencies, which follow from the config; the copy of a tied head,
+/// which [is compared](super::weights::has_own_head); the head of the language model that a scorer was made from; and
+/// what is written again as it was read.
 fn ignorable(arch: &Arch, name: &str) -> bool {
     is_frequencies(name)
         || (name == HEAD && (arch.tied || is_scorer(arch)))
-        || (arch.family.is_qwen3_5() && is_beside(name))
+        || (arch.family.is_qwen3_5() && is_outer_tensor(name))
 }
 
-/// Whether a tensor has rotary frequencies, as exports of transformers before 4.32 do.
+/// True if a tensor has rotary frequencies, as exports of transformers before 4.32 do.
 pub(super) fn is_frequencies(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
 }
 
-/// Whether a model scores sequences.
+/// True if a model scores sequences.
 pub(super) fn is_scorer(arch: &Arch) -> bool {
     matches!(arch.head, HeadKind::Scalar { .. })
 }
@@ -163,9 +163,9 @@ mod tests {
             ("model.language_model.embed_tokens.weight", "model.language_model.norm.weight", "lm_head.weight"),
             ("model.model.embed_tokens.weight", "model.model.norm.weight", "model.lm_head.weight"),
         ] {
-            let all = [embedding, norm, head, "score.weight"].map(|name| (name.to_owned(), ()));
-            let (own, seeing) = unnested(all.to_vec());
-            let names: Vec<&str> = own.iter().map(|(name, ())| name.as_str()).collect();
+            let tensors = [embedding, norm, head, "score.weight"].map(|name| (name.to_owned(), ()));
+            let (language, seeing) = unnested(tensors.to_vec());
+            let names: Vec<&str> = language.iter().map(|(name, ())| name.as_str()).collect();
             assert_eq!(names, [EMBEDDING, "model.norm.weight", HEAD, "score.weight"], "{embedding}");
             assert_eq!(seeing, 0);
         }
@@ -173,14 +173,14 @@ mod tests {
 
     #[test]
     fn names_that_may_mean_two_models_stay() {
-        let all = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"].map(|name| (name.to_owned(), ()));
-        assert_eq!(unnested(all.to_vec()).0, all);
+        let tensors = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"].map(|name| (name.to_owned(), ()));
+        assert_eq!(unnested(tensors.to_vec()).0, tensors);
     }
 
     #[test]
     fn parts_that_see_are_counted() {
         let names = ["language_model.model.embed_tokens.weight", "vision_tower.a", "multi_modal_projector.b"];
-        let (own, seeing) = unnested(names.map(|name| (name.to_owned(), ())).to_vec());
-        assert_eq!((own.len(), seeing), (1, 2));
+        let (language, seeing) = unnested(names.map(|name| (name.to_owned(), ())).to_vec());
+        assert_eq!((language.len(), seeing), (1, 2));
     }
 }

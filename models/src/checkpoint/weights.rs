@@ -2,9 +2,9 @@
 
 use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
 use super::json::read_object;
-use super::mxfp4;
-use super::tensor_names::{EMBEDDING, HEAD, check_names, is_beside, unnested};
-use crate::decoder::{NewParam, RankPart, fresh_head};
+use super::tensor_names::{EMBEDDING, HEAD, check_names, is_outer_tensor, unnested};
+use super::{ignored, mxfp4};
+use crate::decoder::{NewParam, RankShard, fresh_head};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
@@ -30,9 +30,20 @@ pub enum StoredDtype {
     F16,
 }
 
+impl StoredDtype {
+    /// The type by safetensors' name.
+    pub(super) fn on_disk(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::BF16 => Dtype::BF16,
+            Self::F16 => Dtype::F16,
+        }
+    }
+}
+
 /// A mapped safetensors file with its header read.
 pub(super) struct WeightFile {
-    path: PathBuf,
+    pub path: PathBuf,
     map: MappedFile,
     data_start: usize,
     metadata: Metadata,
@@ -51,10 +62,6 @@ impl WeightFile {
             Some((end, tensor)) => Err(Error::Truncated { path, tensor, end: (data_start + end) as u64, found }),
             None => Ok(Self { path, map, data_start, metadata }),
         }
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = String> {
@@ -99,13 +106,13 @@ fn floats(path: &Path, name: &str, raw: &RawTensor<'_>) -> Result<Vec<f32>> {
     })
 }
 
-/// Whether two tensors have the same shape and numbers, in one element type.
+/// True if two tensors have the same shape and numbers, in one element type.
 pub(super) fn same(a: &RawTensor<'_>, b: &RawTensor<'_>) -> bool {
     a.shape == b.shape && a.dtype == b.dtype && a.bytes == b.bytes
 }
 
-/// Where the data starts and what it holds. The crate's own reader refuses a file that is cut off without naming the
-/// tensor, so the header is read by itself.
+/// Offset of the data, and the header. The crate's own reader refuses a file that is cut off without naming the tensor,
+/// so the header is read here.
 fn header(bytes: &[u8]) -> Result<(usize, Metadata), String> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(format!("it has {} bytes, too few for a header", bytes.len()));
@@ -132,43 +139,36 @@ fn stored(path: &Path, tensor: &str, dtype: Dtype) -> Result<StoredDtype> {
     }
 }
 
-/// Where a tensor is: the file, and its name there.
+/// Place of a tensor: the file, and its name there.
 struct Place {
     file: usize,
     name: String,
 }
 
 /// A tensor that is written as it was read.
-pub(super) struct Beside {
+pub(super) struct OuterTensor {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: u64,
 }
 
-/// The tensors beside the language model in a folder.
-pub(super) fn beside(dir: &Path) -> Result<Vec<Beside>> {
-    let (files, place) = open(dir)?;
-    let own = place.into_iter().filter(|(name, _)| is_beside(name));
-    let described = |(name, place): (String, Place)| {
-        let info = files[place.file].metadata.info(&place.name)?;
-        let (start, end) = info.data_offsets;
-        Some(Beside { name, dtype: info.dtype, shape: info.shape.clone(), bytes: (end - start) as u64 })
+/// The tensors around the language model in a folder.
+pub(super) fn outer_tensors(dir: &Path) -> Result<Vec<OuterTensor>> {
+    let folder = Folder::read(dir)?;
+    let outer = folder.names().filter(|name| is_outer_tensor(name));
+    let described = |name: &String| {
+        let RawTensor { dtype, shape, bytes } = folder.raw(name)?;
+        Some(OuterTensor { name: name.clone(), dtype, shape: shape.to_vec(), bytes: bytes.len() as u64 })
     };
-    Ok(own.filter_map(described).collect())
+    Ok(outer.filter_map(described).collect())
 }
 
 /// The bytes of one of them.
-pub(super) fn bytes_beside(dir: &Path, name: &str) -> Result<Vec<u8>> {
-    let (files, place) = open(dir)?;
-    let found = place.get(name).and_then(|own| {
-        let file = &files[own.file];
-        Some((file, file.metadata.info(&own.name)?.data_offsets))
-    });
-    match found {
-        Some((file, (start, end))) => Ok(file.map.bytes()[file.data_start + start..file.data_start + end].to_vec()),
-        None => Err(Error::MissingTensor { path: dir.to_owned(), tensor: name.to_owned(), count: 1 }),
-    }
+pub(super) fn outer_tensor_bytes(dir: &Path, name: &str) -> Result<Vec<u8>> {
+    let folder = Folder::read(dir)?;
+    let missing = || Error::MissingTensor { path: dir.to_owned(), tensor: name.to_owned(), count: 1 };
+    folder.raw(name).map(|tensor| tensor.bytes.to_vec()).ok_or_else(missing)
 }
 
 /// Opens the folder's weight files and says where each tensor is.
@@ -194,8 +194,8 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, Place>)> {
     let files = names.into_iter().map(|n| WeightFile::open(dir.join(n))).collect::<Result<Vec<_>>>()?;
     let places = files.iter().enumerate().flat_map(|(file, f)| {
         f.names().map(move |name| {
-            let own = name.clone();
-            (own, Place { file, name })
+            let key = name.clone();
+            (key, Place { file, name })
         })
     });
     let (places, seeing) = unnested(places.collect());
@@ -203,15 +203,16 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, Place>)> {
         tracing::debug!("{}: skipped {seeing} tensors of the parts that see images", dir.display());
     }
     let mut place: BTreeMap<String, Place> = BTreeMap::new();
-    for (name, own) in places {
+    for (name, location) in places {
         let Some(first) = place.get(&name) else {
-            place.insert(name, own);
+            place.insert(name, location);
             continue;
         };
         // a tensor in two files, or under two names
-        let [one, other] = [first, &own].map(|own| files[own.file].raw(&own.name));
+        let [one, other] = [first, &location].map(|location| files[location.file].raw(&location.name));
         if !one.zip(other).is_some_and(|(one, other)| same(&one, &other)) {
-            let [one, other] = [first, &own].map(|own| format!("{} in {}", own.name, files[own.file].path.display()));
+            let [one, other] = [first, &location]
+                .map(|location| format!("{} in {}", location.name, files[location.file].path.display()));
             return Err(Error::Config {
                 path: dir.to_owned(),
                 detail: format!("has two tensors for {name} that differ: {one}, and {other}; remove one"),
@@ -229,8 +230,13 @@ pub(super) struct Folder<'a> {
 }
 
 impl<'a> Folder<'a> {
+    fn read(dir: &'a Path) -> Result<Self> {
+        let (files, place) = open(dir)?;
+        Ok(Self { dir, files, place })
+    }
+
     pub(super) fn open(dir: &'a Path, arch: &Arch) -> Result<Self> {
-        let (files, mut place) = open(dir)?;
+        let Self { files, mut place, .. } = Self::read(dir)?;
         // of a tied pair a file may have either
         if arch.tied
             && !place.contains_key(EMBEDDING)
@@ -253,16 +259,16 @@ impl<'a> Folder<'a> {
 
     /// A tensor by the name that it has in a language model by itself.
     pub(super) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
-        let own = self.place.get(name)?;
-        self.files[own.file].raw(&own.name)
+        let place = self.place.get(name)?;
+        self.files[place.file].raw(&place.name)
     }
 
-    /// Whether bitsandbytes has quantised a weight.
+    /// True if bitsandbytes has quantised a weight.
     fn is_quantised(&self, weight: &str) -> bool {
         bitsandbytes::is_quantised(weight, |name| self.place.contains_key(name))
     }
 
-    /// Whether a matrix of experts is in MXFP4.
+    /// True if a matrix of experts is in MXFP4.
     fn is_mxfp4(&self, weight: &str) -> bool {
         mxfp4::is_quantised(weight, |name| self.place.contains_key(name))
     }
@@ -275,8 +281,7 @@ impl<'a> Folder<'a> {
             return Err(refuse("is in MXFP4, which is supported only for experts".into()));
         };
         let shape = [experts, rows / experts, input];
-        let read = mxfp4::read(&spec.name, shape, |name| self.raw(name));
-        let mut values = read.map_err(refuse)?;
+        let mut values = mxfp4::read(&spec.name, shape, |name| self.raw(name)).map_err(refuse)?;
         spec.untransposed_into_memory(&mut values);
         Ok(values)
     }
@@ -291,12 +296,12 @@ impl<'a> Folder<'a> {
             let Place { file, name } = &self.place[&part.name];
             let file = &self.files[*file];
             let Some(info) = file.metadata.info(name) else { unreachable!("the name came from this file's header") };
-            let own = file.values(&part, info)?;
+            let part_values = file.values(&part, info)?;
             // a parameter that is one tensor is in memory once
             if values.is_empty() {
-                values = own;
+                values = part_values;
             } else {
-                values.extend(own);
+                values.extend(part_values);
             }
         }
         spec.into_memory(&mut values);
@@ -315,8 +320,7 @@ impl<'a> Folder<'a> {
                 Err(refuse(why.into()))
             } else {
                 let values = self.values(spec)?;
-                let matrix = arch.precision.matrix(values, spec.rows_cols(), device);
-                Ok(matrix.into())
+                Ok(arch.precision.matrix(values, spec.rows_cols(), device).into())
             };
         };
         match (of_file, layout.format) {
@@ -340,7 +344,8 @@ impl<'a> Folder<'a> {
 /// one in MXFP4, which is what transformers widens it to.
 pub(super) fn dtypes(dir: &Path, arch: &Arch) -> Result<BTreeMap<String, StoredDtype>> {
     let folder = Folder::open(dir, arch)?;
-    let own = folder.place.iter().filter(|(name, _)| !is_beside(name) && bitsandbytes::weight_beside(name).is_none());
+    let tensors =
+        folder.place.iter().filter(|(name, _)| !is_outer_tensor(name) && bitsandbytes::weight_beside(name).is_none());
     let dtype = |(name, place): (&String, &Place)| {
         if folder.is_quantised(name) {
             let before = bitsandbytes::original_dtype(name, |name| folder.raw(name));
@@ -351,38 +356,34 @@ pub(super) fn dtypes(dir: &Path, arch: &Arch) -> Result<BTreeMap<String, StoredD
             };
             return Some(Ok((name.clone(), before)));
         }
-        if let Some(matrix) = mxfp4::weight_of(name).filter(|own| folder.is_mxfp4(own)) {
+        if let Some(matrix) = mxfp4::weight_of(name).filter(|weight| folder.is_mxfp4(weight)) {
             return Some(Ok((matrix.to_owned(), StoredDtype::BF16)));
         }
         let f = &folder.files[place.file];
         let dtype = f.metadata.info(&place.name)?.dtype;
         Some(stored(&f.path, name, dtype).map(|d| (name.clone(), d)))
     };
-    own.filter_map(dtype).collect()
+    tensors.filter_map(dtype).collect()
 }
 
 /// A rank's part of a model; with a seed, of a value model with its body: see [`Decoder::with_value_head`].
 pub(super) fn load(
     dir: &Path,
     arch: &Arch,
-    part: RankPart<'_>,
+    part: RankShard<'_>,
     value_head: Option<u64>,
     device: &Device,
 ) -> Result<Decoder> {
     let folder = Folder::open(dir, arch)?;
     check_names(dir, arch, &folder.place)?;
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
-    let read = |spec: &ParamSpec| folder.param(arch, spec, quantised, device);
-    let Some(seed) = value_head else {
-        return Decoder::build_part(arch.clone(), part, device, |_, spec| read(spec));
-    };
     let specs = chain(arch).into_iter().flat_map(|unit| unit_specs(arch, unit));
-    let own: BTreeSet<String> = specs.map(|spec| spec.name).collect();
-    let critic = arch.clone().with_value_head();
-    Decoder::build_part(critic, part, device, |_, spec| {
-        if own.contains(&spec.name) {
-            return read(spec);
-        }
-        Ok(fresh_head(arch, device, spec, seed).into())
-    })
+    let stored: BTreeSet<String> = specs.map(|spec| spec.name).collect();
+    let loaded = if value_head.is_some() { arch.clone().with_value_head() } else { arch.clone() };
+    let decoder = Decoder::build_shard(loaded, part, device, |_, spec| match value_head {
+        Some(seed) if !stored.contains(&spec.name) => Ok(fresh_head(arch, device, spec, seed).into()),
+        _ => folder.param(arch, spec, quantised, device),
+    })?;
+    ignored::report(dir, arch)?;
+    Ok(decoder)
 }

@@ -1,4 +1,4 @@
-//! What is written as a checkpoint.
+//! Source of the weights of a checkpoint that is written.
 
 use crate::decoder::Param;
 use crate::{Decoder, Result};
@@ -13,7 +13,7 @@ pub trait WholeModel {
     /// Rows of the whole parameter at a flat index.
     ///
     /// # Errors
-    /// Where the device, or a rank that has some of them, fails.
+    /// If the device, or a rank that has some of them, fails.
     fn rows(&self, index: usize, rows: Range<usize>) -> Result<Param>;
 }
 

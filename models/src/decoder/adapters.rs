@@ -1,9 +1,9 @@
 //! A decoder with adapters: adding them, turning them off, removing them and merging them into its matrices.
 
-use super::tensor_shard::{kept, shard_spec};
+use super::sampling_shard::{kept, shard_spec};
 use super::{Decoder, Param, Store, Unit};
-use crate::adapter::{LoraConfig, LoraForward, init_stream};
-use crate::forward_context::ForwardContext;
+use crate::adapter::{Dropout, LoraConfig, LoraForward, init_stream};
+use crate::layer::Sublayer;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, TargetModule, UnitKind};
 use crate::weights::Weights;
@@ -17,34 +17,28 @@ use std::sync::Arc;
 
 impl Decoder {
     /// The settings of its adapters, if it has any.
-    #[must_use]
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.lora.as_ref()
     }
 
-    /// How the adapters of a layer run; `None` without adapters or with adapters off.
-    pub(super) fn lora_forward<'a>(&self, layer: usize, ctx: &'a ForwardContext) -> Option<LoraForward<'a>> {
-        let lora = self.lora.as_ref().filter(|_| self.adapters_on)?;
-        Some(LoraForward::new(lora, ctx.dropout(), layer))
-    }
-
-    /// [`Self::lora_forward`] without dropout.
-    pub(super) fn sampling_lora(&self, layer: usize) -> Option<LoraForward<'_>> {
-        let lora = self.lora.as_ref().filter(|_| self.adapters_on)?;
-        Some(LoraForward::new(lora, None, layer))
-    }
-
-    /// [`Self::lora_forward`] by index of the unit.
-    pub(super) fn unit_lora_forward<'a>(&self, unit: usize, ctx: &'a ForwardContext) -> Option<LoraForward<'a>> {
-        match self.units[unit].kind {
-            UnitKind::Attention(layer) | UnitKind::Mlp(layer) => self.lora_forward(layer, ctx),
-            UnitKind::Embedding | UnitKind::Head => None,
-        }
+    /// A half of a layer with these weights, and its adapters where they are on.
+    pub(super) fn sublayer<'a>(
+        &'a self,
+        unit: usize,
+        weights: &'a Weights,
+        dropout: Option<&'a Dropout>,
+    ) -> Sublayer<'a> {
+        let (UnitKind::Attention(layer) | UnitKind::Mlp(layer)) = self.units[unit].kind else {
+            unreachable!("embedding and head have separate methods")
+        };
+        let lora = self.lora.as_ref().filter(|_| self.adapters_on);
+        let lora = lora.map(|lora| LoraForward::new(lora, dropout, layer));
+        Sublayer { arch: &self.arch, layer, w: weights, lora }
     }
 
     /// This model with adapters, on the device; `value` gives their matrices, in flat order and in the shape of
     /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained. Modules that the architecture lacks
-    /// are left out of the settings. A rank's [share](Self::trained_share) of a model gets its share of them; `value`
+    /// are left out of the settings. A rank's [share](Self::training_shard) of a model gets its share of them; `value`
     /// gives whole ones.
     ///
     /// # Errors
@@ -68,14 +62,14 @@ impl Decoder {
             freeze(&mut unit.specs);
             for spec in adapters {
                 let value = stored_as(value(unit.kind, spec)?, dtype);
-                let (spec, value) = self.own_adapter(spec, value)?;
+                let (spec, value) = self.adapter_shard(spec, value)?;
                 entries.push((spec.slot.into(), value));
                 unit.specs.push(spec);
             }
             unit.store = Store::Device(Weights::new(entries));
         }
-        if let Some(own) = &mut decoder.share {
-            for (specs, adapters) in Arc::make_mut(own).specs.iter_mut().zip(whole) {
+        if let Some(shard) = &mut decoder.share {
+            for (specs, adapters) in Arc::make_mut(shard).specs.iter_mut().zip(whole) {
                 freeze(specs);
                 specs.extend(adapters);
             }
@@ -85,15 +79,15 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// What this rank has of an adapter's matrix: all of it, but for a share.
-    fn own_adapter(&self, spec: &ParamSpec, value: Tensor<2>) -> Result<(ParamSpec, Tensor<2>)> {
-        let Some(own) = &self.share else {
+    /// This rank's part of an adapter's matrix: all of it in a whole model.
+    fn adapter_shard(&self, spec: &ParamSpec, value: Tensor<2>) -> Result<(ParamSpec, Tensor<2>)> {
+        let Some(shard) = &self.share else {
             return Ok((spec.clone(), value));
         };
-        let cut = own.share.trained_cut(&own.arch, spec.slot);
+        let cut = shard.share.trained_cut(&shard.arch, spec.slot);
         let value = kept(Param::Device(value), spec, &cut, &self.device)?;
-        let own = ParamSpec { trainable: spec.trainable, ..shard_spec(spec, &cut) };
-        Ok((own, value))
+        let spec = ParamSpec { trainable: spec.trainable, ..shard_spec(spec, &cut) };
+        Ok((spec, value))
     }
 
     /// This model with new adapters, initialised as in PEFT, so that the outputs do not change: A uniform within ±1 /
@@ -112,8 +106,7 @@ impl Decoder {
                 }
                 _ => vec![0.0; spec.numel()],
             };
-            let precision = self.arch.precision;
-            Ok(precision.matrix(values, spec.rows_cols(), &self.device))
+            Ok(self.arch.precision.matrix(values, spec.rows_cols(), &self.device))
         })
     }
 
@@ -145,8 +138,7 @@ impl Decoder {
         for unit in &mut decoder.units {
             unit.store = match &unit.store {
                 Store::Device(weights) => {
-                    let base = weights.clone().into_entries();
-                    let base = base.filter(|(key, _)| !key.slot.is_adapter());
+                    let base = weights.clone().into_entries().filter(|(key, _)| !key.slot.is_adapter());
                     Store::Device(Weights::new(base.collect()))
                 }
                 Store::Host(host) => {
@@ -159,8 +151,8 @@ impl Decoder {
                 spec.trainable = unit.store.layout(place).is_none();
             }
         }
-        if let Some(own) = &mut decoder.share {
-            for specs in &mut Arc::make_mut(own).specs {
+        if let Some(shard) = &mut decoder.share {
+            for specs in &mut Arc::make_mut(shard).specs {
                 specs.retain(|spec| !spec.slot.is_adapter());
                 for spec in specs {
                     spec.trainable = true;
@@ -172,68 +164,64 @@ impl Decoder {
     }
 
     /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter;
-    /// of experts each with its own. Of a frozen base in few bits W is what that is widened to.
-    #[must_use]
+    /// of experts each with its own. Of a frozen quantized base, W is dequantized.
     pub fn merged_param(&self, index: usize) -> Param {
-        let own = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
-        match self.merged_whole(index, own) {
-            Ok(merged) => merged,
-            Err(never) => match never {},
-        }
+        let rows_of = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
+        let Ok(merged) = self.merged_whole(index, rows_of);
+        merged
     }
 
-    /// [`Self::merged_param`] of the whole model. `own` gives rows of a parameter by its flat index, those of adapters
-    /// too.
+    /// [`Self::merged_param`] of the whole model. `rows_of` gives rows of a parameter by its flat index, those of
+    /// adapters too.
     pub(super) fn merged_whole<E>(
         &self,
         index: usize,
-        own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+        rows_of: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
     ) -> Result<Param, E> {
         let (unit, place) = self.place_in_whole(index);
         let experts = self.whole_specs(unit)[place].experts().unwrap_or(1);
-        self.merged_experts(index, 0..experts, own)
+        self.merged_experts(index, 0..experts, rows_of)
     }
 
     /// Some rows of [`Self::merged_param`] of the whole model, in f32: of experts no others than those that the rows
-    /// are of are merged. `own` gives rows of a parameter by its flat index, those of adapters too.
+    /// are of are merged. `rows_of` gives rows of a parameter by its flat index, those of adapters too.
     ///
     /// # Errors
-    /// The first that `own` gives; `Error::Device` or `Error::OutOfMemory` where the device fails.
+    /// The first that `rows_of` gives; `Error::Device` or `Error::OutOfMemory` where the device fails.
     pub fn merged_rows<E: From<Error>>(
         &self,
         index: usize,
         rows: Range<usize>,
-        own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+        rows_of: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
     ) -> Result<Vec<f32>, E> {
         let (unit, place) = self.place_in_whole(index);
         let spec = &self.whole_specs(unit)[place];
         let each = spec.rows_cols()[0] / spec.experts().unwrap_or(1);
         let experts = rows.start / each..rows.end.div_ceil(each);
         let first = experts.start * each;
-        let merged = self.merged_experts(index, experts, own)?;
+        let merged = self.merged_experts(index, experts, rows_of)?;
         Ok(merged.rows(rows.start - first..rows.end - first)?)
     }
 
-    /// Some rows of the parameter at a flat index. Those of a frozen matrix in few bits are widened to f32.
-    #[must_use]
+    /// Some rows of the parameter at a flat index. Those of a frozen quantized matrix are widened to f32.
     pub fn param_rows(&self, index: usize, rows: Range<usize>) -> Param {
         let (unit, place) = self.place(index);
-        let [all, cols] = unit.specs[place].rows_cols();
-        let some = |value: Param, rows: Range<usize>, all: usize| {
-            if rows.len() == all {
+        let [row_count, cols] = unit.specs[place].rows_cols();
+        let some = |value: Param, rows: Range<usize>, row_count: usize| {
+            if rows.len() == row_count {
                 return value;
             }
             value.part(rows.start * cols..rows.end * cols, [rows.len(), cols])
         };
         if let Some(layout) = unit.store.layout(place) {
-            let each = all / layout.matrices;
-            let own = rows.start / each..rows.end.div_ceil(each);
-            let (first, there) = (own.start * each, own.len() * each);
-            let value = self.widened_param(&unit.store, place, layout, own);
+            let each = row_count / layout.matrices;
+            let experts = rows.start / each..rows.end.div_ceil(each);
+            let (first, there) = (experts.start * each, experts.len() * each);
+            let value = self.widened_param(&unit.store, place, layout, experts);
             return some(value, rows.start - first..rows.end - first, there);
         }
         match &unit.store {
-            Store::Device(weights) => some(Param::Device(weights.at(place)), rows, all),
+            Store::Device(weights) => some(Param::Device(weights.at(place)), rows, row_count),
             // a part is a copy, and all of it as well
             Store::Host(host) => {
                 let values = rows.start * cols..rows.end * cols;
@@ -243,13 +231,13 @@ impl Decoder {
     }
 
     /// The unit of a parameter, and its place there.
-    fn place(&self, index: usize) -> (&Unit, usize) {
+    pub(super) fn place(&self, index: usize) -> (&Unit, usize) {
         let (unit, place) = self.place_in_whole(index);
         (&self.units[unit], place)
     }
 
     /// The index of a parameter's unit, and its place there.
-    fn place_in_whole(&self, index: usize) -> (usize, usize) {
+    pub(super) fn place_in_whole(&self, index: usize) -> (usize, usize) {
         let unit = self.units.partition_point(|u| u.range.end <= index);
         (unit, index - self.units[unit].range.start)
     }
@@ -259,17 +247,17 @@ impl Decoder {
         &self,
         index: usize,
         experts: Range<usize>,
-        mut own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+        mut read_rows: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
     ) -> Result<Param, E> {
         let (unit, place) = self.place_in_whole(index);
         let (first, specs) = (self.units[unit].range.start, self.whole_specs(unit));
-        let all = specs[place].experts().unwrap_or(1);
+        let experts_count = specs[place].experts().unwrap_or(1);
         let mut rows_of = |place: usize| {
-            let each = specs[place].rows_cols()[0] / all;
-            own(first + place, experts.start * each..experts.end * each)
+            let each = specs[place].rows_cols()[0] / experts_count;
+            read_rows(first + place, experts.start * each..experts.end * each)
         };
         let value = rows_of(place)?;
-        let Some((lora, target)) = self.lora.as_ref().zip(TargetModule::of(specs[place].slot)) else {
+        let Some((lora, target)) = self.lora.as_ref().zip(TargetModule::from_slot(specs[place].slot)) else {
             return Ok(value);
         };
         let find = |slot| specs.iter().position(|spec| spec.slot == slot);
@@ -277,7 +265,7 @@ impl Decoder {
         let Some((a, b)) = places else {
             return Ok(value);
         };
-        let [a, b] = [rows_of(a)?, rows_of(b)?].map(|own| widened(own.upload(&self.device)));
+        let [a, b] = [rows_of(a)?, rows_of(b)?].map(|factor| widened(factor.upload(&self.device)));
         let weight = widened(value.upload(&self.device));
         let merged = weight + product(b, a, experts.len()) * lora.scale();
         Ok(Param::Device(merged))
@@ -320,7 +308,7 @@ pub(super) fn check_shared(lora: &LoraConfig) -> Result<()> {
     Ok(())
 }
 
-/// B A of so many adapters that lie one below the other: `[experts · out, in]`.
+/// B A of `experts` adapters that lie one below the other: `[experts · out, in]`.
 fn product(b: Tensor<2>, a: Tensor<2>, experts: usize) -> Tensor<2> {
     if experts == 1 {
         return b.matmul(a);

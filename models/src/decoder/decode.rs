@@ -2,7 +2,7 @@
 
 use super::Decoder;
 use crate::cache::{Decode, KvCache};
-use crate::layer::decode::{CachedStep, Residual, attention, mlp};
+use crate::layer::decode::{CachedStep, Residual};
 use crate::rope::LayerAngles;
 use crate::unit::{Slot, UnitKind};
 use burn::tensor::Tensor;
@@ -14,9 +14,8 @@ use firebrick_backends::kernels::{self, Operation, StepBuffer};
 const IDS: usize = 1 << 24;
 
 impl Decoder {
-    /// Whether [`Self::decode`] runs this model on its device: a GPU whose kernels are on, with all weights there. Not
-    /// a share of a model, whose layers exchange messages.
-    #[must_use]
+    /// True if [`Self::decode`] runs this model on its device: a GPU whose kernels are on, with all weights there.
+    /// False for a shard, whose layers exchange messages.
     pub fn decodes_on_device(&self) -> bool {
         let device = &self.device;
         let kernels = [Operation::DecodeAttention, Operation::Draw];
@@ -33,23 +32,21 @@ impl Decoder {
     /// are shared and about to be written to are copied before ([`KvCache::copy_shared_blocks`]).
     ///
     /// # Panics
-    /// Where [`Self::decodes_on_device`] says no.
-    #[must_use]
+    /// If [`Self::decodes_on_device`] is false.
     pub fn decode(&self, step: &StepBuffer, cache: &mut KvCache) -> Tensor<2> {
         let angles = LayerAngles::new(&self.arch, step.angles.clone());
         let mut residual = Residual::new(self.embed(step.ids.clone()));
         for index in self.body() {
             let weights = self.weights(index);
+            let sublayer = self.sublayer(index, &weights, None);
             residual = match self.units[index].kind {
                 UnitKind::Attention(layer) => {
                     let cache = cache.layer(layer);
-                    let own = Decode { tables: &step.tables[cache.group()], angles: angles.of(layer) };
-                    let lora = self.sampling_lora(layer);
-                    let cached = CachedStep { cache, step: own, query_scale: step.query_scale.as_ref() };
-                    attention(&self.arch, layer, &weights, residual, lora, cached)
+                    let decode = Decode { tables: &step.tables[cache.group], angles: angles.layer(layer) };
+                    let cached = CachedStep { cache, step: decode, query_scale: step.query_scale.as_ref() };
+                    sublayer.decode_attention(residual, cached)
                 }
-                UnitKind::Mlp(layer) => mlp(&self.arch, &weights, residual, self.sampling_lora(layer)),
-                UnitKind::Embedding | UnitKind::Head => unreachable!("the body has neither"),
+                _ => sublayer.decode_mlp(residual),
             };
         }
         let head = self.head();

@@ -6,7 +6,6 @@ use crate::attention::{self, AttentionParams, Qkv, SequenceLayout};
 use crate::cache::{AttentionMetadata, KvCache};
 use crate::forward_context::ForwardContext;
 use crate::head::Head;
-use crate::layer::delta_net::delta_net;
 use crate::layer::{self, Projected};
 use crate::routing::Routing;
 use crate::unit::{Slot, UnitKind};
@@ -19,58 +18,49 @@ impl Decoder {
     ///
     /// # Panics
     /// If the unit has [parts](Decoder::shard_unit) of them.
-    #[must_use]
     pub fn weights(&self, unit: usize) -> Weights {
         assert!(
             !self.units[unit].is_sharded(),
             "unit {unit} has a part of its weights: they are gathered before it runs"
         );
-        let weights = self.units[unit].store.fetch(&self.device);
-        weights.shared_by(self.tensor.as_ref())
+        self.units[unit].store.fetch(&self.device).shared_by(self.tensor.as_ref())
     }
 
     /// Embeds token ids `[tokens]`: `[tokens, hidden]`.
-    #[must_use]
     pub fn embed(&self, ids: Tensor<1, Int>) -> Tensor<2> {
         self.embed_with(&self.weights(0), ids)
     }
 
     /// [`Self::embed`] with these weights of the embedding unit. Ids `[tokens]` become `[tokens, hidden]`.
-    #[must_use]
     pub fn embed_with(&self, weights: &Weights, ids: Tensor<1, Int>) -> Tensor<2> {
         layer::embed(&self.arch, weights, ids)
     }
 
     /// Runs one unit of [`Self::body`] on rows `[tokens, hidden]` with these weights (leaves of a graph, or uploaded
     /// from the host): `[tokens, hidden]`.
-    #[must_use]
     pub fn run(&self, unit: usize, weights: &Weights, x: Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
+        let sublayer = self.sublayer(unit, weights, ctx.dropout());
+        match self.mixer(unit) {
+            Some(Mixer::Attention) => sublayer.attention(x, ctx, None),
+            Some(Mixer::GatedDeltaNet) => sublayer.delta_net(x, ctx.delta(), None),
+            None => sublayer.mlp(x, ctx),
+        }
+    }
+
+    /// The mixer of a unit; `None` for other units.
+    fn mixer(&self, unit: usize) -> Option<Mixer> {
         match self.units[unit].kind {
-            UnitKind::Attention(layer) => {
-                let (arch, lora) = (&self.arch, self.lora_forward(layer, ctx));
-                match arch.mixers[layer] {
-                    Mixer::Attention => layer::attention(arch, layer, weights, x, ctx, lora, None),
-                    Mixer::GatedDeltaNet => delta_net(arch, weights, x, ctx.delta(), lora, None),
-                }
-            }
-            UnitKind::Mlp(layer) => {
-                let lora = self.lora_forward(layer, ctx);
-                layer::mlp(&self.arch, layer, weights, x, ctx, lora)
-            }
-            UnitKind::Embedding | UnitKind::Head => {
-                unreachable!("embedding and head have separate methods")
-            }
+            UnitKind::Attention(layer) => Some(self.arch.mixers[layer]),
+            _ => None,
         }
     }
 
     /// Indices of the units between embedding and head.
-    #[must_use]
     pub fn body(&self) -> Range<usize> {
         1..self.units.len() - 1
     }
 
     /// Hidden states after the last layer, `[tokens, hidden]`, for token ids `[tokens]`, without an autodiff graph.
-    #[must_use]
     pub fn hidden(&self, ids: Tensor<1, Int>, ctx: &ForwardContext) -> Tensor<2> {
         self.body().fold(self.embed(ids), |x, unit| self.run(unit, &self.weights(unit), x, ctx))
     }
@@ -79,44 +69,38 @@ impl Decoder {
     /// `[tokens]` become `[tokens, hidden]`.
     pub fn hidden_cached(&self, ids: Tensor<1, Int>, metadata: &AttentionMetadata, cache: &mut KvCache) -> Tensor<2> {
         cache.copy_shared_blocks();
-        let routing = match metadata.route_slots() {
+        let routing = match &metadata.route_slots {
             Some(slots) => Routing::default().recorded(slots.len(), self.arch.route_width()),
             None => Routing::default(),
         };
-        let ctx = ForwardContext::cached(metadata.rotary(), metadata.rows(), &self.device);
-        let ctx = &ctx.with_routing(routing);
+        let ctx = &ForwardContext::cached(&metadata.rotary).with_routing(routing);
         let mut x = self.embed(ids);
         for index in self.body() {
             let weights = self.weights(index);
-            x = match self.units[index].kind {
-                UnitKind::Attention(i) if self.arch.mixers[i] == Mixer::GatedDeltaNet => {
-                    let (lora, states) = (self.lora_forward(i, ctx), Some(cache.states(i)));
-                    delta_net(&self.arch, &weights, x, metadata.delta(), lora, states)
+            let sublayer = self.sublayer(index, &weights, None);
+            x = match self.mixer(index) {
+                Some(Mixer::Attention) => sublayer.attention(x, ctx, Some((cache.layer(sublayer.layer), metadata))),
+                Some(Mixer::GatedDeltaNet) => {
+                    sublayer.delta_net(x, metadata.delta(), Some(cache.states(sublayer.layer)))
                 }
-                UnitKind::Attention(i) => {
-                    let (lora, cache) = (self.lora_forward(i, ctx), cache.layer(i));
-                    layer::attention(&self.arch, i, &weights, x, ctx, lora, Some((cache, metadata)))
-                }
-                _ => self.run(index, &weights, x, ctx),
+                None => sublayer.mlp(x, ctx),
             };
         }
-        if let (Some(slots), Some(routes)) = (metadata.route_slots(), ctx.routing().take_recorded()) {
+        if let (Some(slots), Some(routes)) = (&metadata.route_slots, ctx.routing().take_recorded()) {
             cache.write_routes(slots, &routes);
         }
         x
     }
 
     /// Final norm and projection.
-    #[must_use]
     pub fn head(&self) -> Head<'_> {
         self.head_with(&self.weights(self.units.len() - 1))
     }
 
     /// [`Self::head`] with these weights of the head unit; a tied projection comes from the embedding unit.
-    #[must_use]
     pub fn head_with(&self, weights: &Weights) -> Head<'_> {
         let (projection, panels) = match weights.get(Slot::Projection) {
-            Some(own) => (own, weights.panels(Slot::Projection).cloned()),
+            Some(projection) => (projection, weights.panels(Slot::Projection).cloned()),
             None => {
                 let embedding = self.weights(0);
                 let panels = embedding.panels(Slot::Embedding).cloned();
@@ -126,11 +110,11 @@ impl Decoder {
         let tokens = self.projected_tokens();
         // rows of no token are no part of the distribution
         let projection = match &tokens {
-            Some(own) => projection.narrow(0, 0, own.len()),
+            Some(tokens) => projection.narrow(0, 0, tokens.len()),
             None => projection,
         };
-        let own = &self.units[self.units.len() - 1].specs;
-        let trainable = own.iter().any(|s| s.slot == Slot::InputNorm && s.trainable);
+        let specs = &self.units[self.units.len() - 1].specs;
+        let trainable = specs.iter().any(|s| s.slot == Slot::InputNorm && s.trainable);
         Head {
             arch: &self.arch,
             norm: weights.need(Slot::InputNorm),
@@ -138,39 +122,28 @@ impl Decoder {
             panels,
             bias: weights.get(Slot::ProjectionBias),
             value: weights.get(Slot::Value),
-            own: tokens,
+            local_tokens: tokens,
             trainable,
             projection_trains: trainable,
         }
     }
 
     /// The kind of a unit.
-    #[must_use]
     pub fn kind(&self, unit: usize) -> UnitKind {
         self.units[unit].kind
     }
 
-    /// Whether a unit attends: the mixer of a layer of linear attention does not.
-    #[must_use]
+    /// True if a unit attends: the mixer of a layer of linear attention does not.
     pub fn attends(&self, unit: usize) -> bool {
-        match self.units[unit].kind {
-            UnitKind::Attention(layer) => self.arch.mixers[layer] == Mixer::Attention,
-            _ => false,
-        }
+        self.mixer(unit) == Some(Mixer::Attention)
     }
 
     /// The first part of an attention unit: norm, q/k/v and rotary embedding, `[tokens, heads, head_dim]` each.
-    #[must_use]
     pub fn project(&self, unit: usize, weights: &Weights, x: Tensor<2>, ctx: &ForwardContext) -> Projected {
-        let UnitKind::Attention(layer) = self.units[unit].kind else {
-            unreachable!("queries are asked of an attention unit")
-        };
-        let lora = self.unit_lora_forward(unit, ctx);
-        layer::project(&self.arch, layer, weights, x, ctx, lora)
+        self.sublayer(unit, weights, ctx.dropout()).project(x, ctx)
     }
 
     /// The middle part, over whole sequences: the output of attention, `[tokens, heads · head_dim]`.
-    #[must_use]
     pub fn attend(&self, unit: usize, qkv: &Qkv, ctx: &ForwardContext) -> Tensor<2> {
         let (params, sequences) = self.attention_of(unit, ctx);
         attention::attend(qkv, params, sequences)
@@ -178,7 +151,6 @@ impl Decoder {
 
     /// Gradients of queries, keys and values, given the output of [`Self::attend`] and its gradient. Output and
     /// gradient are `[tokens, heads · head_dim]`; the gradients have the shapes of [`Qkv`].
-    #[must_use]
     pub fn attend_backward(
         &self,
         unit: usize,
@@ -192,15 +164,14 @@ impl Decoder {
     }
 
     fn attention_of<'c>(&self, unit: usize, ctx: &'c ForwardContext) -> (AttentionParams, &'c SequenceLayout) {
-        match (self.units[unit].kind, ctx.sequences()) {
-            (UnitKind::Attention(layer), Some(all)) => (layer::attention_params(&self.arch, layer), all),
+        match self.units[unit].kind {
+            UnitKind::Attention(layer) => (layer::attention_params(&self.arch, layer), ctx.layout()),
             _ => unreachable!("attention of whole sequences is asked of an attention unit"),
         }
     }
 
     /// The last part: gate and output projection of `mixed`, `[tokens, heads · head_dim]`, and residual `x`: `[tokens,
     /// hidden]`.
-    #[must_use]
     pub fn project_output(
         &self,
         unit: usize,
@@ -210,7 +181,6 @@ impl Decoder {
         gate: Option<Tensor<2>>,
         ctx: &ForwardContext,
     ) -> Tensor<2> {
-        let lora = self.unit_lora_forward(unit, ctx);
-        layer::project_output(&self.arch, weights, x, mixed, gate, lora)
+        self.sublayer(unit, weights, ctx.dropout()).project_output(x, mixed, gate)
     }
 }

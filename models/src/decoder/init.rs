@@ -1,6 +1,6 @@
 //! Random initialisation.
 
-use super::{Decoder, NewParam, RankPart};
+use super::{Decoder, NewParam, RankShard};
 use crate::arch::Arch;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot};
@@ -15,26 +15,22 @@ impl Decoder {
     /// Random initialisation: matrices, sinks and the biases of routers normal with standard deviation
     /// `initializer_range`, norms the identity, other biases zero; what gated `DeltaNet` has besides as transformers
     /// does, convolutions uniform within ±1 / √taps. The numbers depend on the seed and the parameter's index alone;
-    /// those of a base in few bits are then quantised.
-    #[must_use]
+    /// those of a quantized base are then quantised.
     pub fn random(arch: Arch, seed: u64, device: &Device) -> Self {
-        let own = arch.clone();
-        let built =
-            Self::build(arch, device, |index, spec| Ok::<_, Infallible>(drawn(&own, seed, (index, spec), device)));
-        match built {
-            Ok(decoder) => decoder,
-            Err(never) => match never {},
-        }
+        let shape = arch.clone();
+        let value = |index, spec: &ParamSpec| Ok::<_, Infallible>(drawn(&shape, seed, (index, spec), device));
+        let Ok(decoder) = Self::build(arch, device, value);
+        decoder
     }
 
-    /// The same numbers, of which a rank keeps its part.
+    /// A rank's part of [`Self::random`].
     ///
     /// # Errors
-    /// Those of [`build_part`](Self::build_part).
-    pub fn random_part(arch: Arch, seed: u64, part: RankPart<'_>, device: &Device) -> crate::Result<Self> {
-        let own = arch.clone();
-        Self::build_part(arch, part, device, |index, spec| {
-            Ok::<_, crate::Error>(drawn(&own, seed, (index, spec), device))
+    /// Those of [`build_shard`](Self::build_shard).
+    pub fn random_shard(arch: Arch, seed: u64, part: RankShard<'_>, device: &Device) -> crate::Result<Self> {
+        let shape = arch.clone();
+        Self::build_shard(arch, part, device, |index, spec| {
+            Ok::<_, crate::Error>(drawn(&shape, seed, (index, spec), device))
         })
     }
 }
@@ -46,7 +42,7 @@ fn drawn(arch: &Arch, seed: u64, (index, spec): (usize, &ParamSpec), device: &De
         values
     } else if spec.slot.is_norm() {
         vec![norm; spec.numel()]
-    } else if spec.slot.is_norm_or_bias() && !is_drawn(spec.slot) {
+    } else if spec.slot.is_norm_or_bias() && !matches!(spec.slot, Slot::Sinks | Slot::RouterBias) {
         vec![0.0; spec.numel()]
     } else {
         let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
@@ -54,16 +50,8 @@ fn drawn(arch: &Arch, seed: u64, (index, spec): (usize, &ParamSpec), device: &De
     };
     match spec.layout(arch) {
         Some(layout) => NewParam::quantized(&values, layout, device),
-        None => {
-            let matrix = arch.precision.matrix(values, spec.rows_cols(), device);
-            matrix.into()
-        }
+        None => arch.precision.matrix(values, spec.rows_cols(), device).into(),
     }
-}
-
-/// What is drawn as matrices are, though it is none.
-fn is_drawn(slot: Slot) -> bool {
-    matches!(slot, Slot::Sinks | Slot::RouterBias)
 }
 
 /// Parameters of gated `DeltaNet` that are neither matrices nor norms with the offset of others: decays are the logs of

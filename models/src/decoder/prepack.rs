@@ -15,7 +15,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Error::Sampling`] where matrices should be quantised and no kernel reads them: the weights have to be on the
-    /// device, and on the CPU in f32. Where they are a base in few bits already.
+    /// device, and on the CPU in f32. Where they are a quantized base already.
     pub fn prepacked(&self, prepack: Prepack) -> Result<Self> {
         if let (Some(_), Some(base)) = (prepack.quantization, self.arch.base) {
             return Err(Error::Sampling(format!("the base is in {base} already; sample without quantization")));
@@ -55,13 +55,12 @@ impl Decoder {
     }
 
     /// Bytes of the prepacked copies.
-    #[must_use]
     pub fn prepacked_bytes(&self) -> usize {
-        let own = |unit: &Unit| match &unit.store {
+        let bytes = |unit: &Unit| match &unit.store {
             Store::Device(weights) => weights.prepacked_bytes(),
             Store::Host(_) => 0,
         };
-        self.units.iter().map(own).sum()
+        self.units.iter().map(bytes).sum()
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Unit {
     pub store: Store,
     /// Flat indices of its parameters among those of the decoder.
     pub range: Range<usize>,
-    /// Whether their values are parts of them: see [`Decoder::shard_unit`](super::Decoder::shard_unit).
+    /// True if their values are parts: see [`Decoder::shard_unit`](super::Decoder::shard_unit).
     pub(super) sharded: bool,
 }
 
@@ -42,7 +42,6 @@ pub enum Store {
 
 impl Store {
     /// The home of the weights.
-    #[must_use]
     pub fn home(&self) -> Home {
         match self {
             Self::Device(_) => Home::Device,
@@ -50,7 +49,7 @@ impl Store {
         }
     }
 
-    /// The layout of the parameter at an index, where it is a frozen matrix in few bits.
+    /// The layout of the parameter at an index, where it is a frozen quantized matrix.
     pub(super) fn layout(&self, index: usize) -> Option<QuantizedLayout> {
         match self {
             Self::Device(weights) => weights.key(index).layout,
@@ -59,7 +58,6 @@ impl Store {
     }
 
     /// The weights on the device: shared with this unit, or uploaded from the host.
-    #[must_use]
     pub fn fetch(&self, device: &Device) -> Weights {
         match self {
             Self::Device(weights) => weights.clone(),
@@ -68,25 +66,18 @@ impl Store {
     }
 
     /// Bytes of the weights.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Device(weights) => weights.tensors().map(tensor_bytes).sum(),
+            Self::Device(weights) => weights.tensors().map(|t| t.shape().num_elements() * t.dtype().size()).sum(),
             Self::Host(host) => host.iter().map(|(_, value)| value.bytes()).sum(),
         }
     }
 }
 
-/// Bytes of a matrix's values.
-fn tensor_bytes(tensor: &Tensor<2>) -> usize {
-    let [rows, cols] = tensor.dims();
-    rows * cols * tensor.dtype().size()
-}
-
-/// A parameter that a decoder is built with: numbers, or the buffer of a frozen matrix in few bits.
+/// A parameter that a decoder is built with: numbers, or the buffer of a frozen quantized matrix.
 #[derive(Clone, Debug)]
 pub struct NewParam {
-    /// Where codes and scales lie; `None` for numbers.
+    /// Layout of codes and scales; `None` for numbers.
     pub layout: Option<QuantizedLayout>,
     /// The numbers, or the buffer, `[1, words]`; of experts one for each, `[experts, words]`.
     pub tensor: Tensor<2>,
@@ -109,7 +100,6 @@ pub enum Param {
 
 impl Param {
     /// The home of the value.
-    #[must_use]
     pub fn home(&self) -> Home {
         match self {
             Self::Device(_) => Home::Device,
@@ -118,11 +108,10 @@ impl Param {
     }
 
     /// The precision in which it is stored.
-    #[must_use]
     pub fn precision(&self) -> Precision {
         match self {
             Self::Device(tensor) => Precision::of(tensor.dtype()),
-            Self::Host(own) => own.precision(),
+            Self::Host(host) => host.precision(),
         }
     }
 
@@ -168,11 +157,11 @@ impl Param {
         }
     }
 
-    /// The same values in memory of their own. A slice is a view on the CPU, and on GPUs where it begins at an aligned
-    /// address.
+    /// Copies the values out of a larger buffer. A slice is a view on the CPU, and on GPUs where it begins at an
+    /// aligned address.
     ///
     /// # Errors
-    /// Where memory runs out, or the device fails.
+    /// If memory runs out, or the device fails.
     pub(super) fn detached(self) -> Result<Self> {
         match self {
             Self::Device(view) if view.dims()[0] == 0 => Ok(Self::Device(view)),
@@ -183,12 +172,11 @@ impl Param {
             }
             Self::Device(view) => Ok(Self::Device(kernels::duplicate(&view))),
             // parts are copies there
-            Self::Host(own) => Ok(Self::Host(own)),
+            Self::Host(host) => Ok(Self::Host(host)),
         }
     }
 
     /// Its values as a tensor on the device; consumes the host's copy. It is `[rows, columns]`.
-    #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         match self {
             Self::Device(tensor) => tensor,
@@ -197,7 +185,6 @@ impl Param {
     }
 
     /// Its values as a tensor on the device. It is `[rows, columns]`.
-    #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {
         match self {
             Self::Device(tensor) => tensor.clone(),
@@ -207,21 +194,18 @@ impl Param {
 }
 
 impl Unit {
-    /// Whether it has parts of its parameters, and the others are elsewhere.
-    #[must_use]
+    /// True if it has parts of its parameters, and the others are on other ranks.
     pub fn is_sharded(&self) -> bool {
         self.sharded
     }
 
-    /// Whether any of its parameters is trained.
-    #[must_use]
+    /// True if any of its parameters is trained.
     pub fn trains(&self) -> bool {
         self.specs.iter().any(|spec| spec.trainable)
     }
 
     /// Leaves of an autodiff graph with the values `weights`, this unit's on the device: parameters that are trained
     /// require a gradient, the others do not.
-    #[must_use]
     pub fn leaves(&self, weights: &Weights) -> Weights {
         let leaf = |((key, weight), spec): ((WeightKey, Tensor<2>), &ParamSpec)| {
             let leaf = if spec.trainable { weight.autodiff().require_grad() } else { weight };

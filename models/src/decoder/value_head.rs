@@ -2,7 +2,7 @@
 //! language model's own.
 
 use super::init::INIT_STREAM;
-use super::{Decoder, Param, RankPart, Store};
+use super::{Decoder, Param, RankShard, Store};
 use crate::Error;
 use crate::arch::Arch;
 use crate::random::Stream;
@@ -24,12 +24,11 @@ impl Decoder {
     /// one keeps it. Of a rank's `part` of a model it is what the rank keeps of it; ranks that share matrices each have
     /// all of it.
     #[must_use]
-    pub fn with_joint_value_head(mut self, part: RankPart<'_>, seed: u64) -> Self {
+    pub fn with_joint_value_head(mut self, part: RankShard<'_>, seed: u64) -> Self {
         let arch = self.whole_arch().clone().with_joint_value_head();
         let last = self.units.len() - 1;
         let known = self.units[last].specs.iter().any(|s| s.slot == Slot::Value);
-        let specs = unit_specs(&arch, UnitKind::Head);
-        let spec = specs.into_iter().find(|s| s.slot == Slot::Value);
+        let spec = unit_specs(&arch, UnitKind::Head).into_iter().find(|s| s.slot == Slot::Value);
         let Some(spec) = spec.filter(|_| !known) else {
             return self;
         };
@@ -45,17 +44,16 @@ impl Decoder {
         head.store = Store::Device(Weights::new(entries));
         head.specs.push(spec.clone());
         head.range.end += 1;
-        if let Some(own) = &mut self.share {
-            let own = Arc::make_mut(own);
-            own.arch = arch;
-            own.specs[last].push(spec);
+        if let Some(shard) = &mut self.share {
+            let shard = Arc::make_mut(shard);
+            shard.arch = arch;
+            shard.specs[last].push(spec);
         }
         self.arch = self.arch.with_joint_value_head();
         self
     }
 
     /// Flat index of the value head beside the projection, if there is one.
-    #[must_use]
     pub fn value_index(&self) -> Option<usize> {
         let head = &self.units[self.units.len() - 1];
         let place = head.specs.iter().position(|s| s.slot == Slot::Value)?;
@@ -68,40 +66,38 @@ impl Decoder {
     #[must_use]
     pub fn with_value_head(&self, seed: u64) -> Self {
         let arch = self.arch.clone().with_value_head();
-        let own = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
-        match Self::build(arch, &self.device, self.values_of_critic(seed, own)) {
-            Ok(decoder) => decoder,
-            Err(never) => match never {},
-        }
+        let rows_of = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
+        let Ok(critic) = Self::build(arch, &self.device, self.values_of_critic(seed, rows_of));
+        critic
     }
 
     /// A rank's `part` of [`Self::with_value_head`] of the whole model, of which this may be a part: no more than one
-    /// parameter, or one unit, is whole beside it. `own` gives rows of the whole model's parameters by their flat
+    /// parameter, or one unit, is whole beside it. `rows_of` gives rows of the whole model's parameters by their flat
     /// indices, those of adapters too.
     ///
     /// # Errors
-    /// The first that `own` gives, and those of [`Self::build_part`].
-    pub fn part_with_value_head<E: From<Error>>(
+    /// The first that `rows_of` gives, and those of [`Self::build_shard`].
+    pub fn shard_with_value_head<E: From<Error>>(
         &self,
-        part: RankPart<'_>,
+        part: RankShard<'_>,
         seed: u64,
-        own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+        rows_of: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
     ) -> Result<Self, E> {
         let arch = self.whole_arch().clone().with_value_head();
         let device = &self.device;
-        Self::build_part(arch, part, device, self.values_of_critic(seed, own))
+        Self::build_shard(arch, part, device, self.values_of_critic(seed, rows_of))
     }
 
     /// Gives the parameters of a critic that starts from the whole model.
     fn values_of_critic<E>(
         &self,
         seed: u64,
-        mut own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+        mut rows_of: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
     ) -> impl FnMut(usize, &ParamSpec) -> Result<Tensor<2>, E> {
-        let specs = self.specs_of_whole().enumerate();
+        let specs = self.whole_model_specs().enumerate();
         let places: BTreeMap<&str, usize> = specs.map(|(index, spec)| (spec.name.as_str(), index)).collect();
         move |_, spec| match places.get(spec.name.as_str()) {
-            Some(&index) => Ok(self.merged_whole(index, &mut own)?.upload(&self.device)),
+            Some(&index) => Ok(self.merged_whole(index, &mut rows_of)?.upload(&self.device)),
             None => Ok(fresh_head(self.whole_arch(), &self.device, spec, seed)),
         }
     }

@@ -52,25 +52,22 @@ pub struct PartGradients<'a> {
 
 impl<'a> Head<'a> {
     /// The tokens whose logits this rank has, where ranks share the vocabulary.
-    #[must_use]
-    pub fn own_tokens(&self) -> Option<&Range<usize>> {
-        self.own.as_ref()
+    pub fn local_tokens(&self) -> Option<&Range<usize>> {
+        self.local_tokens.as_ref()
     }
 
     /// [`Self::chunk`] of a rank that has some of the tokens.
     ///
     /// # Panics
     /// If it has all of them.
-    #[must_use]
     pub fn part(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> PartChunk<'a> {
-        let own = self.own.clone().expect("a share of the vocabulary");
+        let tokens = self.local_tokens.clone().expect("a share of the vocabulary");
         let normed = self.normed(&hidden);
         let logits = self.cap(self.raw(&normed));
         let z = if (temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / temperature };
         let [rows, _] = z.dims();
-        let (targets, others) = local_ids(own, targets);
-        let is_own = Tensor::<2>::ones([rows, 1], (&z.device(), z.dtype()));
-        let is_own = is_own.mask_fill(others.reshape([rows, 1]), 0.0);
+        let (targets, others) = local_ids(tokens, targets);
+        let is_own = Tensor::<2>::ones([rows, 1], (&z.device(), z.dtype())).mask_fill(others.reshape([rows, 1]), 0.0);
         let max = z.clone().max_dim(1);
         let exp = (z.clone() - max.clone()).exp();
         let sum = exp.clone().sum_dim(1);
@@ -90,8 +87,7 @@ impl<'a> Head<'a> {
 }
 
 impl<'a> PartChunk<'a> {
-    /// What the other ranks need of this one's logits, `[rows, 4]`.
-    #[must_use]
+    /// Statistics of this rank's logits for the other ranks, `[rows, 4]`.
     pub fn statistics(&self) -> &Tensor<2> {
         &self.statistics
     }
@@ -100,21 +96,18 @@ impl<'a> PartChunk<'a> {
     ///
     /// # Panics
     /// If there is no rank.
-    #[must_use]
-    pub fn merged(self, all: &[Tensor<2>]) -> MergedChunk<'a> {
+    pub fn merged(self, ranks: &[Tensor<2>]) -> MergedChunk<'a> {
         let column = |rank: &Tensor<2>, place: usize| rank.clone().narrow(1, place, 1);
-        let most = all.iter().map(|rank| column(rank, 0));
-        let max = most.reduce(Tensor::max_pair).expect("this rank");
+        let max = ranks.iter().map(|rank| column(rank, 0)).reduce(Tensor::max_pair).expect("this rank");
         let summed = |place: usize| {
-            let parts = all.iter().map(|rank| {
+            let parts = ranks.iter().map(|rank| {
                 let scale = (column(rank, 0) - max.clone()).exp();
                 column(rank, place) * scale
             });
             parts.reduce(|a, b| a + b).expect("this rank")
         };
         let (sum, weighted) = (summed(1), summed(2));
-        let targets = all.iter().map(|rank| column(rank, COLUMNS - 1));
-        let target = targets.reduce(|a, b| a + b).expect("this rank");
+        let target = ranks.iter().map(|rank| column(rank, COLUMNS - 1)).reduce(|a, b| a + b).expect("this rank");
         let log_sum = sum.clone().log() + max.clone();
         let mean_z = weighted / sum;
         let [rows, _] = target.dims();
@@ -129,7 +122,6 @@ impl<'a> PartChunk<'a> {
 impl<'a> MergedChunk<'a> {
     /// This rank's part of the gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the
     /// loss has no entropy term.
-    #[must_use]
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> PartGradients<'a> {
         let PartChunk { head, temperature, hidden, normed, targets, is_own, z, .. } = self.part;
         let [rows, _] = z.dims();
@@ -146,7 +138,6 @@ impl<'a> MergedChunk<'a> {
 impl PartGradients<'_> {
     /// The gradients, given that of the normed rows: the sum of the ranks' parts. That of the projection is of this
     /// rank's tokens.
-    #[must_use]
     pub fn finish(self, d_normed: Tensor<2>) -> HeadGradients {
         let (hidden, norm) = self.head.norm_backward(self.hidden, d_normed);
         HeadGradients { hidden, norm, projection: self.projection, bias: None }

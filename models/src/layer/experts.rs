@@ -2,12 +2,11 @@
 //! likeliest of them; gpt-oss's: the largest logits, softmax over those): rows are sorted by expert on the host, and
 //! every expert multiplies its own rows.
 
-use crate::adapter::LoraForward;
+use super::Sublayer;
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
 use crate::routing::RouterLoss;
 use crate::unit::{Slot, TargetModule};
-use crate::weights::Weights;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
@@ -16,59 +15,54 @@ use firebrick_backends::kernels::{
 };
 use firebrick_backends::precision::{stored_as, widened};
 
-/// The sum of each token's experts by the router's weights, `[tokens, hidden]`, for normed rows `h`.
-pub(super) fn mixture(
-    arch: &Arch,
-    layer: usize,
-    experts: Experts,
-    w: &Weights,
-    h: &Tensor<2>,
-    ctx: &ForwardContext,
-    lora: Option<LoraForward<'_>>,
-) -> Tensor<2> {
-    let logits = widened(w.linear(h, Slot::Router, None));
-    let place = [arch.route_offset(layer), experts.per_token];
-    let chosen = ctx.routing().choose(place, || choose(&logits, experts));
-    let loss = ctx.router_loss().filter(|_| h.device().is_autodiff());
-    let h = &match loss {
-        Some(loss) => balanced(h, &logits, &chosen, experts, loss),
-        None => h.clone(),
-    };
-    let weights = stored_as(weights(logits, &chosen, experts), h.dtype());
-    let device = h.device().inner();
-    let rows = ExpertRows::new(&chosen, experts.per_token, experts.count, &device);
-    let product = |x: &Tensor<2>, slot, reads| {
-        let y = match w.quantized(slot) {
-            Some((layout, words)) => quantized_expert_linear(x, words, layout, &rows, reads),
-            None => expert_linear(x, &w.need(slot), &rows, reads),
+impl Sublayer<'_> {
+    /// The sum of each token's experts by the router's weights, `[tokens, hidden]`, for normed rows `h`.
+    pub(super) fn mixture(&self, experts: Experts, h: &Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
+        let Self { arch, w, .. } = self;
+        let logits = widened(w.linear(h, Slot::Router, None));
+        let place = [arch.route_offset(self.layer), experts.per_token];
+        let chosen = ctx.routing().choose(place, || choose(&logits, experts));
+        let loss = ctx.router_loss().filter(|_| h.device().is_autodiff());
+        let h = &match loss {
+            Some(loss) => balanced(h, &logits, &chosen, experts, loss),
+            None => h.clone(),
         };
-        let y = match w.bias(slot) {
-            Some(bias) => expert_bias(&y, &bias, &rows),
-            None => y,
+        let weights = stored_as(weights(logits, &chosen, experts), h.dtype());
+        let device = h.device().inner();
+        let rows = ExpertRows::new(&chosen, experts.per_token, experts.count, &device);
+        let product = |x: &Tensor<2>, slot, reads| {
+            let y = match w.quantized(slot) {
+                Some((layout, words)) => quantized_expert_linear(x, words, layout, &rows, reads),
+                None => expert_linear(x, &w.need(slot), &rows, reads),
+            };
+            let y = match w.bias(slot) {
+                Some(bias) => expert_bias(&y, &bias, &rows),
+                None => y,
+            };
+            let adapter = TargetModule::from_slot(slot).and_then(|target| Some((target, w.adapter(target)?)));
+            match self.lora.zip(adapter) {
+                Some((lora, (target, (a, b)))) => y + lora.run_experts(x, target, [&a, &b], &rows, reads),
+                None => y,
+            }
         };
-        let adapter = TargetModule::of(slot).and_then(|target| Some((target, w.adapter(target)?)));
-        match lora.zip(adapter) {
-            Some((lora, (target, (a, b)))) => y + lora.run_experts(x, target, [&a, &b], &rows, reads),
-            None => y,
-        }
-    };
-    let gated = gated(arch, experts, |slot| product(h, slot, ExpertInput::Tokens));
-    let y = product(&gated, Slot::ExpertDown, ExpertInput::Sorted);
-    combine_experts(&y, &weights, &rows)
+        let gated = gated(arch, experts, |slot| product(h, slot, ExpertInput::Tokens));
+        let y = product(&gated, Slot::ExpertDown, ExpertInput::Sorted);
+        combine_experts(&y, &weights, &rows)
+    }
 }
 
-/// What the experts' last matrices read, given the products with a slot's matrices.
+/// Input of the experts' down projections; `product` multiplies by a slot's matrices.
 fn gated(arch: &Arch, experts: Experts, product: impl Fn(Slot) -> Tensor<2>) -> Tensor<2> {
     if !experts.layout.is_joined() {
         let [gate, up] = [Slot::ExpertGate, Slot::ExpertUp].map(product);
         return glu(gate, up, arch.activation);
     }
-    let both = product(Slot::ExpertGateUp);
+    let gate_up = product(Slot::ExpertGateUp);
     if let Some(limit) = arch.swiglu_limit {
-        return clamped_swiglu(&both, limit);
+        return clamped_swiglu(&gate_up, limit);
     }
     let width = experts.intermediate_size;
-    let [gate, up] = [0, width].map(|first| both.clone().narrow(1, first, width));
+    let [gate, up] = [0, width].map(|first| gate_up.clone().narrow(1, first, width));
     glu(gate, up, arch.activation)
 }
 
@@ -78,8 +72,7 @@ fn choose(logits: &Tensor<2>, experts: Experts) -> Vec<u32> {
     // Where the device ran out of memory before these were computed, so is everything that follows from them, and the
     // phase hears of it where it reads its results: any experts will do until then.
     let values = read.unwrap_or_else(|_| vec![0.0; logits.shape().num_elements()]);
-    let rows = values.chunks(experts.count);
-    rows.flat_map(|row| top_k(row, experts.per_token)).collect()
+    values.chunks(experts.count).flat_map(|row| top_k(row, experts.per_token)).collect()
 }
 
 /// `h`, on whose way back the auxiliary loss reaches the router.
@@ -92,8 +85,7 @@ fn balanced(h: &Tensor<2>, logits: &Tensor<2>, chosen: &[u32], experts: Experts,
     let tokens = Tensor::<2>::from_data(tokens, (&device, logits.dtype()));
     let sum = (probabilities.clone().inner() * tokens.clone()).sum_dim(0);
     // as in `choose`: what could not be computed is reported where the phase reads its results
-    let sum = sum.try_into_vec_as::<f64>();
-    let sum = sum.unwrap_or_else(|_| vec![0.0; count]);
+    let sum = sum.try_into_vec_as::<f64>().unwrap_or_else(|_| vec![0.0; count]);
     let gradient = loss.add(&sum, chosen, experts.per_token);
     let gradient = TensorData::new(gradient, [1, count]);
     let gradient = Tensor::<2>::from_data(gradient, (&device, logits.dtype())) * tokens;

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 pub struct ChatTokens {
     /// Token ids of the whole conversation.
     pub tokens: Vec<u32>,
-    /// Whether each token belongs to the assistant: whether it has a character of one of its turns.
+    /// True for tokens with a character of one of the assistant's turns.
     pub assistant_mask: Vec<bool>,
 }
 
@@ -27,22 +27,14 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::ChatTemplate`] as in [`Tokenizer::render_chat`], and when the template does not allow
     /// to locate the assistant's turns exactly, with the reason.
-    pub fn encode_with_assistant_mask(&self, messages: &[Message], from: usize) -> Result<ChatTokens> {
-        self.encode_with_assistant_mask_and(messages, from, ChatOptions::default())
-    }
-
-    /// The same with more of what a template may be given.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::encode_with_assistant_mask`].
-    pub fn encode_with_assistant_mask_and(
+    pub fn encode_with_assistant_mask(
         &self,
         messages: &[Message],
         from: usize,
         options: ChatOptions<'_>,
     ) -> Result<ChatTokens> {
         let options = ChatOptions { add_generation_prompt: false, training: true, ..options };
-        let (text, spans) = if self.training_template().marks_generation() {
+        let (text, spans) = if self.training_template().marks {
             self.marked(messages, from, options)?
         } else {
             let chat = RenderedChat::new(self, messages, options)?;
@@ -62,7 +54,7 @@ impl Tokenizer {
         from: usize,
         options: ChatOptions<'_>,
     ) -> Result<(String, Vec<Range<usize>>)> {
-        let named = self.settings.named();
+        let named = &self.settings.named;
         let (text, mut spans) = self.training_template().render_marked(named, messages, options)?;
         if from > 0 {
             let turns = |m: &[Message]| m.iter().filter(|m| is_turn(m)).count();

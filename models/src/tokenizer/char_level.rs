@@ -25,12 +25,12 @@ pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
         return wrong(format!("the alphabet has {twice:?} more than once"));
     }
 
-    let own = [PAD, EOS];
-    if let Some(word) = words.iter().find(|w| w.chars().count() < 2 || own.contains(w)) {
+    let specials = [PAD, EOS];
+    if let Some(word) = words.iter().find(|w| w.chars().count() < 2 || specials.contains(w)) {
         return wrong(format!("{word:?} is not a token of several characters other than the special tokens"));
     }
-    let first = own.len() + alphabet.chars().count();
-    let tokens = own.map(str::to_owned).into_iter();
+    let first = specials.len() + alphabet.chars().count();
+    let tokens = specials.map(str::to_owned).into_iter();
     let vocab: Map<String, Value> = tokens
         .chain(alphabet.chars().map(String::from))
         .chain(words.iter().map(|word| (*word).to_owned()))
@@ -73,7 +73,7 @@ pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
     });
     let map = json!({ "eos_token": EOS, "pad_token": PAD });
 
-    Ok(Files::made(vec![(TOKENIZER, text(&tokenizer)), (CONFIG, text(&config)), (SPECIAL_TOKENS, text(&map))]))
+    Ok(Files(vec![(TOKENIZER, text(&tokenizer)), (CONFIG, text(&config)), (SPECIAL_TOKENS, text(&map))]))
 }
 
 fn special(content: &str) -> Value {

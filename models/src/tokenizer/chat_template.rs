@@ -23,25 +23,24 @@ use super::special_tokens::SpecialTokens;
 use super::tojson::tojson;
 use crate::error::{Error, Result};
 
-/// What a template is given besides the messages.
+/// Inputs of a template besides the messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChatOptions<'a> {
-    /// Whether the text ends with the prompt for the assistant's turn.
+    /// True if the text ends with the prompt for the assistant's turn.
     pub add_generation_prompt: bool,
     /// The tools that the assistant may call: a list of JSON schemas. Null and an empty list are none.
     pub tools: Option<&'a serde_json::Value>,
     /// More variables, such as `enable_thinking`, for this conversation.
     pub kwargs: Option<&'a serde_json::Map<String, serde_json::Value>>,
-    /// What the spelling of a special token in messages and tools is.
+    /// Meaning of the spelling of a special token in messages and tools.
     pub special_tokens: SpecialTokens,
-    /// Whether the conversation is trained on, with the template for that where there is one
+    /// True if the conversation is trained on, with the template for training where there is one
     /// ([`Tokenizer::training_family`](super::Tokenizer::training_family)).
     pub training: bool,
 }
 
 impl ChatOptions<'_> {
     /// A conversation that the assistant continues with.
-    #[must_use]
     pub fn prompt() -> Self {
         Self { add_generation_prompt: true, ..Self::default() }
     }
@@ -61,8 +60,8 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// A message as transformers gives it to templates: without the fields that are null, and with its reasoning under
 /// the names that templates read, whatever the dataset calls it.
 fn variables(message: &Message) -> Value {
-    let own = message.fields().iter().filter(|(_, value)| !value.is_null());
-    let mut fields: Vec<(&str, Value)> = own.map(|(name, value)| (name.as_str(), from_json(value))).collect();
+    let present = message.fields().iter().filter(|(_, value)| !value.is_null());
+    let mut fields: Vec<(&str, Value)> = present.map(|(name, value)| (name.as_str(), from_json(value))).collect();
     let find = |fields: &[(&str, Value)], wanted: &str| fields.iter().position(|(name, _)| *name == wanted);
     if let Some(at) = REASONING.iter().find_map(|name| find(&fields, name)) {
         let reasoning = fields[at].1.clone();
@@ -92,10 +91,10 @@ const MARK: &str = "mark_generation";
 pub(super) struct ChatTemplate {
     origin: PathBuf,
     state: State,
-    /// Whether it marks the assistant's text.
-    marks: bool,
+    /// True if it marks the assistant's text by `{% generation %}`.
+    pub marks: bool,
     /// Variables that every rendering is given.
-    kwargs: serde_json::Map<String, serde_json::Value>,
+    pub kwargs: serde_json::Map<String, serde_json::Value>,
 }
 
 enum State {
@@ -133,10 +132,6 @@ impl ChatTemplate {
         Ok(())
     }
 
-    pub(super) fn kwargs(&self) -> &serde_json::Map<String, serde_json::Value> {
-        &self.kwargs
-    }
-
     pub(super) fn is_present(&self) -> bool {
         !matches!(self.state, State::Absent(_))
     }
@@ -149,11 +144,6 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether it marks the assistant's text by `{% generation %}`.
-    pub(super) fn marks_generation(&self) -> bool {
-        self.marks
-    }
-
     pub(super) fn render(
         &self,
         special_tokens: &BTreeMap<String, String>,
@@ -164,7 +154,7 @@ impl ChatTemplate {
         Ok(marked.0)
     }
 
-    /// The same, and the bytes that the template marks as generated.
+    /// [`Self::render`], and the bytes that the template marks as generated.
     pub(super) fn render_marked(
         &self,
         special_tokens: &BTreeMap<String, String>,
@@ -226,7 +216,7 @@ impl ChatTemplate {
             environment.get_template(NAME).and_then(|template| template.render(variables))
         };
         let messages = readable(messages, render).map_err(failed)?;
-        render(&messages).map_err(|cause| failed(own_words(&cause)))
+        render(&messages).map_err(|cause| failed(raised_message(&cause)))
     }
 }
 
@@ -284,7 +274,7 @@ fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
     Ok(environment)
 }
 
-/// What a template said with `raise_exception`, carried through the engine's own errors.
+/// Message of a template's `raise_exception`, carried through the engine's own errors.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -310,7 +300,7 @@ fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
 }
 
 /// The template's own message when it raised one, else where and why rendering stopped.
-fn own_words(error: &minijinja::Error) -> String {
+fn raised_message(error: &minijinja::Error) -> String {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(one) = cause {
         if let Some(Raised(message)) = one.downcast_ref() {
@@ -328,7 +318,7 @@ fn marked_generation(source: &str) -> Cow<'_, str> {
         return Cow::Borrowed(source);
     }
     let mut out = String::with_capacity(source.len());
-    let mut found = false;
+    let mut replaced = false;
     let mut rest = source;
     while let Some((before, after)) = rest.split_once("{%") {
         out.push_str(before);
@@ -341,12 +331,12 @@ fn marked_generation(source: &str) -> Cow<'_, str> {
                 "endgeneration" => "endfilter".to_owned(),
                 _ => continue,
             };
-            found = true;
+            replaced = true;
             out.push_str(&inside.replace(word, &instead));
             rest = &after[inside.len()..];
         }
     }
-    if !found {
+    if !replaced {
         return Cow::Borrowed(source);
     }
     out.push_str(rest);

@@ -30,7 +30,7 @@ const KNOWN: [&str; 10] = [
 ];
 
 /// Tokenizer files by name; `tokenizer.json` is always among them.
-pub(super) struct Files(Vec<(&'static str, Vec<u8>)>);
+pub(super) struct Files(pub Vec<(&'static str, Vec<u8>)>);
 
 impl Files {
     /// Reads those of the known files that `dir` has.
@@ -55,11 +55,6 @@ impl Files {
         Ok(files)
     }
 
-    /// Files made in memory.
-    pub(super) fn made(files: Vec<(&'static str, Vec<u8>)>) -> Self {
-        Self(files)
-    }
-
     pub(super) fn get(&self, name: &str) -> Option<&[u8]> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice())
     }
@@ -79,7 +74,7 @@ impl Files {
         Ok(())
     }
 
-    /// What to do when `tokenizer.json` is missing.
+    /// Remedy for a missing `tokenizer.json`.
     fn hint(&self) -> &'static str {
         if self.0.is_empty() {
             "pass the folder of a Hugging Face checkpoint, or copy the tokenizer files of its base model into this one"

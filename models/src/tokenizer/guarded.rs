@@ -15,8 +15,9 @@ use tokenizers::{Encoding, Model as _, OffsetReferential, OffsetType, PreTokeniz
 use super::special_tokens::{MARK_BYTES, MARKS, SpecialTokens};
 use super::{ChatOptions, Message, Tokenizer};
 use crate::error::{Error, Result};
+use crate::ranges::consecutive;
 
-/// Where in a text the spelling of a special token is that token.
+/// Parts of a text in which the spelling of a special token is that token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Everywhere.
@@ -29,7 +30,7 @@ impl Control {
     /// Nowhere: all of the text is data.
     pub const NOWHERE: Self = Self::In(Vec::new());
 
-    /// The same for the part of the text from a byte on.
+    /// The part of the ranges from a byte on, counted from there.
     #[must_use]
     pub fn after(&self, start: usize) -> Self {
         match self {
@@ -44,7 +45,7 @@ impl Control {
     fn has(&self, spelling: &Range<usize>) -> bool {
         match self {
             Self::Everywhere => true,
-            Self::In(ranges) => ranges.iter().any(|own| own.start <= spelling.start && spelling.end <= own.end),
+            Self::In(ranges) => ranges.iter().any(|range| range.start <= spelling.start && spelling.end <= range.end),
         }
     }
 }
@@ -66,13 +67,11 @@ pub(super) struct Encoded {
 
 impl Tokenizer {
     /// The special tokens that a text spells.
-    #[must_use]
     pub fn special_tokens_in(&self, text: &str) -> BTreeSet<String> {
         self.spelled(text).into_iter().map(|range| text[range].to_owned()).collect()
     }
 
     /// The special tokens that the strings in a value spell.
-    #[must_use]
     pub fn special_tokens_in_value(&self, value: &Value) -> BTreeSet<String> {
         let mut strings = Vec::new();
         gather(value, &mut strings);
@@ -101,7 +100,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// What the chat template writes of a conversation, and its token ids.
+    /// Text of a conversation by the chat template, and its token ids.
     ///
     /// # Errors
     /// As [`Tokenizer::render_chat`] and [`Tokenizer::encode`].
@@ -112,10 +111,10 @@ impl Tokenizer {
         Ok((text, ids))
     }
 
-    /// Where special tokens of `reader`, which may be another tokenizer, are control tokens in the text that the chat
-    /// template has written of a conversation: not in what it took from its tools and its messages from `from` on,
-    /// unless the options allow it. Spellings that the template itself reads in messages, such as the `</think>` that
-    /// it splits them at, are its own.
+    /// Ranges in which special tokens of `reader`, which may be another tokenizer, are control tokens in the text that
+    /// the chat template has written of a conversation: not in the parts from its tools and its messages from `from`
+    /// on, unless the options allow it. Spellings that the template itself reads in messages, such as the `</think>`
+    /// that it splits them at, are its own.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] when what the template takes from messages cannot be found in its text.
@@ -152,7 +151,7 @@ impl Tokenizer {
             let tools = options.tools.map(|tools| marker.value(tools, true));
             let options = ChatOptions { tools: tools.as_ref(), ..options };
             let wrote = self.render_chat_with(&marked, options).ok()?;
-            (wrote.replace(mark, "") == text).then(|| unmarked_ranges(&wrote, mark))
+            (wrote.replace(mark, "") == text).then(|| consecutive(wrote.split(mark).map(str::len)).collect())
         };
         let marker = |spellings, tails| Marker { reader, mark, spellings, tails };
         if let Some(ranges) = with(&marker(spelled.clone(), true)) {
@@ -163,8 +162,8 @@ impl Tokenizer {
         if unread.is_empty() {
             return Ok(Control::Everywhere);
         }
-        let found = with(&marker(unread.clone(), false)).map(Control::In);
-        found.ok_or_else(|| self.unmarkable(&format!("it changes {unread:?} in them")))
+        let control = with(&marker(unread.clone(), false)).map(Control::In);
+        control.ok_or_else(|| self.unmarkable(&format!("it changes {unread:?} in them")))
     }
 
     fn unmarkable(&self, why: &str) -> Error {
@@ -192,26 +191,26 @@ impl Tokenizer {
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
     }
 
-    /// What the tokenizer does with a text, but for the marks: they are removed once special tokens are found.
+    /// Encodes a text with marks, which are removed once special tokens are found.
     fn encode_marked(&self, text: &str, mark: char, add_special_tokens: bool) -> Result<Encoding> {
-        let own = &self.backend;
+        let backend = &self.backend;
         let encode = || {
-            let mut pieces = own.get_added_vocabulary().extract_and_normalize(own.get_normalizer(), text);
+            let mut pieces = backend.get_added_vocabulary().extract_and_normalize(backend.get_normalizer(), text);
             pieces.normalize(|piece| {
                 piece.filter(|c| c != mark);
                 Ok(())
             })?;
-            if let Some(splits) = own.get_pre_tokenizer() {
+            if let Some(splits) = backend.get_pre_tokenizer() {
                 splits.pre_tokenize(&mut pieces)?;
             }
-            own.get_model().tokenize_in_pretokenized(&mut pieces, None)?;
+            backend.get_model().tokenize_in_pretokenized(&mut pieces, None)?;
             let encoding = pieces.into_encoding(None, 0, OffsetType::Byte)?;
-            own.post_process(encoding, None, add_special_tokens)
+            backend.post_process(encoding, None, add_special_tokens)
         };
         encode().map_err(|cause| self.unencodable(text, Some(mark), &cause))
     }
 
-    /// Where marks go in a text, as byte offsets, and the mark; `None` if no spelling is text.
+    /// The mark, and its places in a text as byte offsets; `None` if no spelling is text.
     fn marks(&self, text: &str, control: &Control) -> Option<(char, Vec<usize>)> {
         if *control == Control::Everywhere {
             return None;
@@ -246,8 +245,8 @@ impl Tokenizer {
         if !text.contains(self.first_of_special.as_slice()) {
             return Vec::new();
         }
-        let own = &self.backend;
-        let pieces = own.get_added_vocabulary().extract_and_normalize(own.get_normalizer(), text);
+        let backend = &self.backend;
+        let pieces = backend.get_added_vocabulary().extract_and_normalize(backend.get_normalizer(), text);
         let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
         let special = splits.into_iter().filter_map(|(_, (start, end), tokens)| {
             let id = tokens.as_ref()?.first()?.id;
@@ -256,9 +255,9 @@ impl Tokenizer {
         // a token may take the spaces around it
         special
             .map(|range| {
-                let own = &text[range.clone()];
-                let start = range.start + (own.len() - own.trim_start().len());
-                start..start + own.trim().len()
+                let spelling = &text[range.clone()];
+                let start = range.start + (spelling.len() - spelling.trim_start().len());
+                start..start + spelling.trim().len()
             })
             .filter(|range| !range.is_empty())
             .collect()
@@ -270,8 +269,9 @@ impl Tokenizer {
         let from = text.floor_char_boundary(text.len().saturating_sub(self.longest_special));
         let starts = text[from..].char_indices().map(|(at, c)| (from + at, c));
         let mut starts = starts.filter(|(_, c)| self.first_of_special.contains(c));
-        let begins =
-            |at: usize| self.special.values().any(|own| own.len() > text.len() - at && own.starts_with(&text[at..]));
+        let begins = |at: usize| {
+            self.special.values().any(|token| token.len() > text.len() - at && token.starts_with(&text[at..]))
+        };
         starts.find(|&(at, _)| begins(at)).map(|(at, c)| at + c.len_utf8())
     }
 }
@@ -282,7 +282,7 @@ struct Marker<'a> {
     mark: char,
     /// The spellings that are marked.
     spellings: BTreeSet<String>,
-    /// Whether unfinished spellings at the ends of strings are marked too.
+    /// True if unfinished spellings at the ends of strings are marked too.
     tails: bool,
 }
 
@@ -316,7 +316,7 @@ impl Marker<'_> {
         let fields = message.fields().iter();
         let fields: Map<String, Value> =
             fields.map(|(name, value)| (name.clone(), self.value(value, name != "role"))).collect();
-        Message::of(fields).unwrap_or_else(|| message.clone())
+        Message::from_fields(fields).unwrap_or_else(|| message.clone())
     }
 }
 
@@ -357,19 +357,6 @@ fn inserted(text: &str, mark: char, at: &[usize]) -> String {
     }
     out.push_str(&text[from..]);
     out
-}
-
-/// The ranges between the marks of a text, in the text without them.
-fn unmarked_ranges(marked: &str, mark: char) -> Vec<Range<usize>> {
-    let mut from = 0;
-    marked
-        .split(mark)
-        .map(|part| {
-            let start = from;
-            from += part.len();
-            start..from
-        })
-        .collect()
 }
 
 #[cfg(test)]

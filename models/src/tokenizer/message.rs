@@ -17,38 +17,32 @@ pub struct Message(Map<String, Value>);
 
 impl Message {
     /// A message of a role and a text.
-    #[must_use]
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         let fields = [(ROLE, role.into()), (CONTENT, content.into())];
         Self(fields.into_iter().map(|(name, text)| (name.to_owned(), text.into())).collect())
     }
 
     /// The message that an object is; `None` if it has no string `role`.
-    #[must_use]
-    pub fn of(fields: Map<String, Value>) -> Option<Self> {
+    pub fn from_fields(fields: Map<String, Value>) -> Option<Self> {
         fields.get(ROLE).is_some_and(Value::is_string).then_some(Self(fields))
     }
 
     /// Its role, such as `system`, `user` or `assistant`.
-    #[must_use]
     pub fn role(&self) -> &str {
         self.0.get(ROLE).and_then(Value::as_str).unwrap_or_default()
     }
 
     /// All of its fields.
-    #[must_use]
     pub fn fields(&self) -> &Map<String, Value> {
         &self.0
     }
 
     /// Its `content`; `None` if there is none.
-    #[must_use]
     pub fn content(&self) -> Option<&Value> {
         self.0.get(CONTENT).filter(|content| !content.is_null())
     }
 
     /// The text of its `content`: a string, or the text parts of a list, one after the other.
-    #[must_use]
     pub fn text(&self) -> Cow<'_, str> {
         match self.content() {
             Some(Value::String(text)) => Cow::Borrowed(text),
@@ -57,13 +51,13 @@ impl Message {
         }
     }
 
-    /// The same message with another `content`.
+    /// Replaces the `content`.
     #[must_use]
     pub fn with_content(self, content: impl Into<Value>) -> Self {
         self.with(CONTENT, content)
     }
 
-    /// The same message with another field, or another value of it.
+    /// Sets a field.
     #[must_use]
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.0.insert(field.to_owned(), value.into());
@@ -83,7 +77,7 @@ impl Message {
 impl<'de> Deserialize<'de> for Message {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let fields = Map::deserialize(deserializer)?;
-        Self::of(fields).ok_or_else(|| de::Error::custom("expected a message: an object with a string `role`"))
+        Self::from_fields(fields).ok_or_else(|| de::Error::custom("expected a message: an object with a string `role`"))
     }
 }
 
@@ -110,9 +104,9 @@ mod tests {
     #[test]
     fn a_message_keeps_all_of_its_fields_in_their_order() {
         let text = r#"{"tool_calls":[{"b":null,"a":1.5}],"role":"assistant","content":null,"x":{"y":[true]}}"#;
-        let own: Message = serde_json::from_str(text).expect("a message");
-        assert_eq!(serde_json::to_string(&own).expect("JSON"), text);
-        assert_eq!((own.role(), own.content(), own.text().as_ref()), ("assistant", None, ""));
+        let parsed: Message = serde_json::from_str(text).expect("a message");
+        assert_eq!(serde_json::to_string(&parsed).expect("JSON"), text);
+        assert_eq!((parsed.role(), parsed.content(), parsed.text().as_ref()), ("assistant", None, ""));
     }
 
     #[test]
@@ -138,9 +132,9 @@ mod tests {
                 json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
             ),
         ] {
-            let mut own = message(json!({"role": "user", "content": content}));
-            own.push_text("b");
-            assert_eq!(own.fields()["content"], expected);
+            let mut edited = message(json!({"role": "user", "content": content}));
+            edited.push_text("b");
+            assert_eq!(edited.fields()["content"], expected);
         }
     }
 }

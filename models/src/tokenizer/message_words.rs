@@ -10,37 +10,37 @@ const ASSISTANT: &str = "assistant";
 /// Fields of a message and of its calls that label it.
 const LABELS: [&str; 4] = ["role", "type", "id", "tool_call_id"];
 
-/// Whether a message is a turn of the assistant.
+/// True if a message is a turn of the assistant.
 pub(super) fn is_turn(message: &Message) -> bool {
     message.role() == ASSISTANT
 }
 
-/// The same message with each of its texts replaced, of the assistant in all fields and of others in the content; blank
-/// texts only if there are no others, as templates ask whether there are some.
+/// A message with each of its texts replaced, of the assistant in all fields and of others in the content; blank texts
+/// only if there are no others, as templates ask whether there are some.
 pub(super) fn map_words(message: &Message, mut text: impl FnMut(&str) -> String) -> Message {
     let is_read = |name: &str| is_turn(message) || name == "content";
     let mut fields = message.fields().clone();
     let mut has_words = false;
     for (name, value) in fields.iter_mut().filter(|(name, _)| is_read(name)) {
-        each(name, value, &mut |own| has_words |= !own.trim().is_empty());
+        each(name, value, &mut |words| has_words |= !words.trim().is_empty());
     }
     for (name, value) in fields.iter_mut().filter(|(name, _)| is_read(name)) {
-        each(name, value, &mut |own| {
-            if !(has_words && own.trim().is_empty()) {
-                *own = text(own);
+        each(name, value, &mut |words| {
+            if !(has_words && words.trim().is_empty()) {
+                *words = text(words);
             }
         });
     }
-    Message::of(fields).unwrap_or_else(|| message.clone())
+    Message::from_fields(fields).unwrap_or_else(|| message.clone())
 }
 
 /// Visits every text in the value of a field.
 fn each(name: &str, value: &mut Value, visit: &mut dyn FnMut(&mut String)) {
     match value {
-        Value::String(own) if !LABELS.contains(&name) => visit(own),
-        Value::Array(list) => list.iter_mut().for_each(|own| each(name, own, visit)),
-        own if number_text(own).is_some() => {}
-        Value::Object(fields) => fields.iter_mut().for_each(|(name, own)| each(name, own, visit)),
+        Value::String(words) if !LABELS.contains(&name) => visit(words),
+        Value::Array(list) => list.iter_mut().for_each(|entry| each(name, entry, visit)),
+        number if number_text(number).is_some() => {}
+        Value::Object(fields) => fields.iter_mut().for_each(|(name, entry)| each(name, entry, visit)),
         _ => {}
     }
 }

@@ -39,6 +39,7 @@ use chat_template::ChatTemplate;
 use files::Files;
 use serde_json::{Map, Value};
 use settings::{Settings, TemplateSource};
+use training_template::Variant;
 
 /// A tokenizer with its special tokens and its chat template.
 pub struct Tokenizer {
@@ -67,10 +68,8 @@ pub struct Tokenizer {
 
 /// The template for training of a family.
 struct Training {
-    family: &'static str,
+    variant: &'static Variant,
     template: ChatTemplate,
-    /// Whether supervised training uses it, and not only rollouts of several turns.
-    supervised: bool,
 }
 
 impl Tokenizer {
@@ -101,8 +100,8 @@ impl Tokenizer {
         Self::characters_and_words(alphabet, &[])
     }
 
-    /// The same with tokens of several characters besides, which are found before single ones. They are no special
-    /// tokens.
+    /// [`Self::characters`] with further tokens of several characters, which are found before single ones. They are no
+    /// special tokens.
     ///
     /// # Errors
     /// As [`Tokenizer::characters`], and for a word of fewer than two characters.
@@ -127,16 +126,14 @@ impl Tokenizer {
         let settings = Settings::parse(origin, &files)?;
         register(&mut backend, &settings).map_err(|cause| broken(cause.to_string()))?;
 
-        let template = ChatTemplate::new(origin, settings.chat_template());
-        let training = match settings.chat_template() {
-            TemplateSource::Text(text) => training_template::variant(text),
+        let template = ChatTemplate::new(origin, &settings.chat_template);
+        let training = match &settings.chat_template {
+            TemplateSource::Text(text) => Variant::find(text).map(|variant| Training {
+                variant,
+                template: ChatTemplate::new(origin, &TemplateSource::Text(variant.apply(text))),
+            }),
             TemplateSource::Absent | TemplateSource::NoDefault(_) => None,
         };
-        let training = training.map(|own| Training {
-            family: own.family,
-            template: ChatTemplate::new(origin, &TemplateSource::Text(own.text)),
-            supervised: own.trains,
-        });
         let vocab_size = backend.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let clean_up = settings.cleans_up(matches!(backend.get_model(), ModelWrapper::BPE(_)));
         let added = backend.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
@@ -209,13 +206,12 @@ impl Tokenizer {
 
     /// The largest token id + 1, added tokens included, up to the rows of [its embedding](Tokenizer::for_embedding). A
     /// model's embedding may have more rows.
-    #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.rows.map_or(self.vocab_size, |rows| rows.min(self.vocab_size))
     }
 
-    /// The same tokenizer of a model whose embedding has so many rows. Published models have tokens beyond it, such as
-    /// the placeholders of images in Gemma 3's models of text: a text that uses one is an error.
+    /// Sets the rows of the model's embedding. Published models have tokens beyond it, such as the placeholders of
+    /// images in Gemma 3's models of text: a text that uses one is an error.
     #[must_use]
     pub fn for_embedding(mut self, rows: usize) -> Self {
         self.rows = Some(rows);
@@ -238,32 +234,27 @@ impl Tokenizer {
     }
 
     /// Id of the beginning-of-sequence token, when one is named.
-    #[must_use]
     pub fn bos_id(&self) -> Option<u32> {
         self.named_id("bos_token")
     }
 
     /// Id of the end-of-sequence token, when one is named.
-    #[must_use]
     pub fn eos_id(&self) -> Option<u32> {
         self.named_id("eos_token")
     }
 
     /// Id of the padding token, when one is named.
-    #[must_use]
     pub fn pad_id(&self) -> Option<u32> {
         self.named_id("pad_token")
     }
 
     /// Id of the token written exactly `token`.
-    #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.backend.token_to_id(token)
     }
 
     /// The first id that stands for another token in the other tokenizer, with both tokens: ids of one mean nothing to
     /// a model of the other. An id that only one of them has differs too.
-    #[must_use]
     pub fn differing_id(&self, other: &Self) -> Option<(u32, [String; 2])> {
         let most = self.vocab_size.max(other.vocab_size) as u32;
         let spelled = |token: Option<String>| match token {
@@ -272,12 +263,11 @@ impl Tokenizer {
         };
         (0..most)
             .map(|id| (id, [self, other].map(|t| t.backend.id_to_token(id))))
-            .find(|(_, [own, other])| own != other)
-            .map(|(id, both)| (id, both.map(spelled)))
+            .find(|(_, [token, other])| token != other)
+            .map(|(id, tokens)| (id, tokens.map(spelled)))
     }
 
-    /// Whether the checkpoint has a chat template.
-    #[must_use]
+    /// True if the checkpoint has a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_present()
     }
@@ -292,54 +282,56 @@ impl Tokenizer {
         self.render_chat_with(messages, ChatOptions { add_generation_prompt, ..ChatOptions::default() })
     }
 
-    /// The same with more of what a template may be given.
+    /// [`Self::render_chat`] with more options of the template.
     ///
     /// # Errors
     /// As [`Tokenizer::render_chat`].
     pub fn render_chat_with(&self, messages: &[Message], options: ChatOptions<'_>) -> Result<String> {
         let template = if options.training { self.training_template() } else { &self.template };
-        template.render(self.settings.named(), messages, options)
+        template.render(&self.settings.named, messages, options)
     }
 
     /// The template that supervised training renders conversations with.
     fn training_template(&self) -> &ChatTemplate {
-        self.training.as_ref().filter(|own| own.supervised).map_or(&self.template, |own| &own.template)
+        self.supervised().map_or(&self.template, |training| &training.template)
+    }
+
+    /// The template for supervised training, where it is another one.
+    fn supervised(&self) -> Option<&Training> {
+        self.training.as_ref().filter(|training| training.variant.trains)
     }
 
     /// The model family of a chat template that writes a turn otherwise once others follow, and of which there is one
     /// for training, which writes every turn as the model wrote it. Conversations that are trained on are rendered with
     /// it. There is none for a template that [`Tokenizer::with_chat_template`] has set.
-    #[must_use]
     pub fn training_family(&self) -> Option<&'static str> {
-        self.training.as_ref().filter(|own| own.supervised).map(|own| own.family)
+        self.supervised().map(|training| training.variant.family)
     }
 
-    /// The same of rollouts of several turns, whose turns are given to the template as they were sampled: gpt-oss has a
-    /// template for these only.
-    #[must_use]
+    /// [`Self::training_family`] of rollouts of several turns, whose turns are given to the template as they were
+    /// sampled: gpt-oss has a template for these only.
     pub fn turns_family(&self) -> Option<&'static str> {
-        self.training.as_ref().map(|own| own.family)
+        self.training.as_ref().map(|training| training.variant.family)
     }
 
-    /// The same tokenizer with the template of [`Tokenizer::turns_family`] for all conversations; the files that
-    /// [`Tokenizer::save`] writes keep the checkpoint's.
+    /// Uses the template of [`Tokenizer::turns_family`] for all conversations; the files that [`Tokenizer::save`]
+    /// writes keep the checkpoint's.
     #[must_use]
     pub fn for_turns(mut self) -> Self {
-        if let Some(own) = self.training.take() {
-            self.template = own.template;
+        if let Some(training) = self.training.take() {
+            self.template = training.template;
         }
         self
     }
 
-    /// The same tokenizer with another chat template, in Jinja; [`Tokenizer::save`] writes it too. `origin` is where it
-    /// came from, for messages.
+    /// Replaces the chat template, in Jinja; [`Tokenizer::save`] writes it too. `origin` is its source, for messages.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] when the template is not understood.
     pub fn with_chat_template(mut self, template: &str, origin: &Path) -> Result<Self> {
         // Python's text mode, with which transformers reads it
         let template = template.replace("\r\n", "\n");
-        let kwargs = self.template.kwargs().clone();
+        let kwargs = self.template.kwargs.clone();
         let source = TemplateSource::Text(template.clone());
         self.template = ChatTemplate::new(origin, &source);
         self.template.check()?;
@@ -349,8 +341,8 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// The same tokenizer whose chat template is given these variables with every conversation, as by the keyword
-    /// arguments of transformers' `apply_chat_template`. The files that [`Tokenizer::save`] writes do not have them.
+    /// Gives these variables to the chat template with every conversation, as the keyword arguments of transformers'
+    /// `apply_chat_template`. The files that [`Tokenizer::save`] writes do not have them.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] for a name that each conversation sets (`messages`, `tools`, `documents`,
@@ -364,9 +356,8 @@ impl Tokenizer {
     }
 
     /// The variables that its chat template is given with every conversation.
-    #[must_use]
     pub fn chat_template_kwargs(&self) -> &Map<String, Value> {
-        self.template.kwargs()
+        &self.template.kwargs
     }
 
     /// Writes the tokenizer files of a Hugging Face checkpoint into `dir`, which is created if need
@@ -379,7 +370,7 @@ impl Tokenizer {
     }
 
     fn named_id(&self, name: &str) -> Option<u32> {
-        self.settings.named().get(name).and_then(|token| self.token_id(token))
+        self.settings.named.get(name).and_then(|token| self.token_id(token))
     }
 
     /// The first character that no token covers; special tokens are taken out first, as they are
@@ -403,7 +394,7 @@ impl fmt::Debug for Tokenizer {
         f.debug_struct("Tokenizer")
             .field("origin", &self.origin)
             .field("vocab_size", &self.vocab_size)
-            .field("special", self.settings.named())
+            .field("special", &self.settings.named)
             .field("chat_template", &self.has_chat_template())
             .finish_non_exhaustive()
     }
@@ -417,8 +408,8 @@ fn register(backend: &mut Backend, settings: &Settings) -> tokenizers::Result<()
 
     // Declared tokens come first, in the order of their ids: a new id is the next free one.
     let mut wanted: Vec<AddedToken> =
-        settings.declared().filter(|token| find(&token.content).is_none()).cloned().collect();
-    for token in settings.special() {
+        settings.declared.values().filter(|token| find(&token.content).is_none()).cloned().collect();
+    for token in &settings.special {
         if let Some(listed) = wanted.iter_mut().find(|other| other.content == token.content) {
             listed.special = true;
             continue;
@@ -433,8 +424,8 @@ fn register(backend: &mut Backend, settings: &Settings) -> tokenizers::Result<()
     Ok(())
 }
 
-/// What transformers calls `clean_up_tokenization`: joins punctuation and English contractions to
-/// the word before them, in this order.
+/// transformers' `clean_up_tokenization`: joins punctuation and English contractions to the word before them, in this
+/// order.
 fn clean_up_spaces(text: &str) -> String {
     const JOINED: [(&str, &str); 10] = [
         (" .", "."),

@@ -1,4 +1,4 @@
-//! How many tokens texts of a length can have.
+//! Bound on the tokens of texts of a length.
 
 use serde_json::Value;
 use tokenizers::ModelWrapper;
@@ -29,7 +29,6 @@ const MARKED: usize = 3;
 impl Tokenizer {
     /// Most tokens of the texts that have as many characters of ASCII as this one or fewer, special tokens apart. This
     /// one has `tokens`: a tokenizer with one token a character needs no more for the others.
-    #[must_use]
     pub fn most_tokens(&self, text: &str, tokens: usize) -> usize {
         let normalizer = serde_json::to_value(self.backend.get_normalizer()).unwrap_or_default();
         let splitter = serde_json::to_value(self.backend.get_pre_tokenizer()).unwrap_or_default();
@@ -41,13 +40,13 @@ impl Tokenizer {
         if one_a_character {
             return tokens;
         }
-        let added = self.backend.encode_fast("", true).map_or(0, |own| own.get_ids().len());
+        let added = self.backend.encode_fast("", true).map_or(0, |encoding| encoding.get_ids().len());
         let each = if is_plain(&normalizer) && is_plain(&splitter) { 1 } else { MARKED };
         text.len() * each + added
     }
 }
 
-/// Whether a part, and all parts in it, add nothing to a text.
+/// True if a part, and all parts in it, add nothing to a text.
 fn is_plain(part: &Value) -> bool {
     match part {
         Value::Object(fields) => {
@@ -79,12 +78,8 @@ mod tests {
                 for _ in 0..50 {
                     let text: String = (0..length).map(|_| char::from(b' ' + draws.below(95) as u8)).collect();
                     // a character without a token
-                    let Ok(found) = tokenizer.encode(&text, true) else { continue };
-                    assert!(
-                        found.len() <= most,
-                        "{text:?} has {} tokens, more than {most}: {tokenizer:?}",
-                        found.len()
-                    );
+                    let Ok(ids) = tokenizer.encode(&text, true) else { continue };
+                    assert!(ids.len() <= most, "{text:?} has {} tokens, more than {most}: {tokenizer:?}", ids.len());
                 }
             }
         }

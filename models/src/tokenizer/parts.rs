@@ -8,7 +8,7 @@ use super::Message;
 use super::message::part_text;
 
 /// Written in place of the text of a list to see what a template does with it.
-const PROBE: &str = "xqzpart";
+const PROBE_TEXT: &str = "xqzpart";
 
 /// Messages as a template reads them: a list of parts stays a list if the template writes the text of its parts, as it
 /// does in transformers; in other templates it becomes the text of its parts, one after the other. `render` is the
@@ -26,7 +26,7 @@ pub(super) fn readable<E>(
         return Ok(Cow::Borrowed(messages));
     }
     let joined = |message: &Message| message.clone().with_content(message.text());
-    let probe = |at: usize| format!("{PROBE}{at}z");
+    let probe = |at: usize| format!("{PROBE_TEXT}{at}z");
     let probed = |some: &[usize]| {
         let one = |(at, message): (usize, &Message)| {
             if some.contains(&at) {
@@ -41,12 +41,12 @@ pub(super) fn readable<E>(
     };
     // in quotes it is the list that was written
     let writes =
-        |text: &str, at: usize| text.match_indices(&probe(at)).any(|(found, _)| !text[..found].ends_with(['"', '\'']));
+        |text: &str, at: usize| text.match_indices(&probe(at)).any(|(place, _)| !text[..place].ends_with(['"', '\'']));
     let read: Vec<usize> = match probed(&lists) {
         Ok(text) => lists.iter().copied().filter(|&at| writes(&text, at)).collect(),
         Err(_) => lists.iter().copied().filter(|&at| probed(&[at]).is_ok_and(|text| writes(&text, at))).collect(),
     };
-    let mut own = messages.to_vec();
+    let mut joined_messages = messages.to_vec();
     for at in lists.into_iter().filter(|at| !read.contains(at)) {
         let parts = messages[at].content().and_then(Value::as_array);
         if let Some(other) = parts.into_iter().flatten().find(|part| part_text(part).is_none()) {
@@ -55,7 +55,7 @@ pub(super) fn readable<E>(
                  {other}"
             ));
         }
-        own[at] = joined(&messages[at]);
+        joined_messages[at] = joined(&messages[at]);
     }
-    Ok(Cow::Owned(own))
+    Ok(Cow::Owned(joined_messages))
 }

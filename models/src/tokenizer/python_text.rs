@@ -33,7 +33,7 @@ pub(super) fn parsed(text: &str) -> Value {
     text.parse().map_or_else(|_| text.into(), |float: f64| float.into())
 }
 
-/// Whether a value is an integer of any length.
+/// True if a value is an integer of any length.
 pub(super) fn is_integer(value: &Value) -> bool {
     value.is_integer() || value.downcast_object_ref::<LongInteger>().is_some()
 }

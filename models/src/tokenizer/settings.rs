@@ -1,5 +1,5 @@
-//! What `tokenizer_config.json` and `special_tokens_map.json` say: which tokens are special, what
-//! their roles are, and which chat template goes with them.
+//! Settings of `tokenizer_config.json` and `special_tokens_map.json`: special tokens, their roles, and the chat
+//! template.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,10 +27,13 @@ pub(super) enum TemplateSource {
 
 /// Settings of a tokenizer beyond `tokenizer.json`.
 pub(super) struct Settings {
-    named: BTreeMap<String, String>,
-    special: Vec<AddedToken>,
-    declared: BTreeMap<u32, AddedToken>,
-    template: TemplateSource,
+    /// Role (`eos_token`, …) to token.
+    pub named: BTreeMap<String, String>,
+    /// Every token that is to be special.
+    pub special: Vec<AddedToken>,
+    /// Tokens of `added_tokens_decoder`, by their ids.
+    pub declared: BTreeMap<u32, AddedToken>,
+    pub chat_template: TemplateSource,
     clean_up: bool,
     clean_up_bpe: bool,
 }
@@ -53,8 +56,8 @@ impl Settings {
             }
         }
         // Roles of one model family (`image_token`, …): special, but no variables of templates.
-        let own = config.iter().filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str()));
-        special.extend(own.filter_map(|(_, value)| special_token(value)));
+        let roles = config.iter().filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str()));
+        special.extend(roles.filter_map(|(_, value)| special_token(value)));
         if let Some(list) = LISTS.iter().find_map(|&name| further_tokens(config.get(name)?)) {
             special.extend(list);
         }
@@ -64,33 +67,14 @@ impl Settings {
             named,
             special,
             declared,
-            template: template_source(dir, files, config.get("chat_template"))?,
+            chat_template: template_source(dir, files, config.get("chat_template"))?,
             clean_up: flag("clean_up_tokenization_spaces"),
             clean_up_bpe: flag("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"),
         })
     }
 
-    /// Role (`eos_token`, …) to token.
-    pub(super) fn named(&self) -> &BTreeMap<String, String> {
-        &self.named
-    }
-
-    /// Every token that is to be special.
-    pub(super) fn special(&self) -> &[AddedToken] {
-        &self.special
-    }
-
-    /// Tokens of `added_tokens_decoder`, in the order of their ids.
-    pub(super) fn declared(&self) -> impl Iterator<Item = &AddedToken> {
-        self.declared.values()
-    }
-
-    pub(super) fn chat_template(&self) -> &TemplateSource {
-        &self.template
-    }
-
-    /// Whether decoding joins punctuation to words. Many BPE checkpoints carry the setting by
-    /// accident, where it would delete real spaces, so v5 ignores it there unless told twice.
+    /// True if decoding joins punctuation to words. Many BPE checkpoints carry the setting by accident, where it would
+    /// delete real spaces, so v5 ignores it there unless told twice.
     pub(super) fn cleans_up(&self, bpe: bool) -> bool {
         self.clean_up && (!bpe || self.clean_up_bpe)
     }

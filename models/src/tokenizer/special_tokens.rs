@@ -1,4 +1,4 @@
-//! How the spelling of special tokens in data is read, and the characters that mark it.
+//! Reading of special tokens that data spell, and the characters that mark them.
 
 use std::ops::RangeInclusive;
 
@@ -20,8 +20,3 @@ pub(super) const MARKS: RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
 
 /// Bytes of each of them.
 pub(super) const MARK_BYTES: usize = 3;
-
-/// Whether a character may be a mark.
-pub(super) fn is_mark(c: char) -> bool {
-    MARKS.contains(&c)
-}

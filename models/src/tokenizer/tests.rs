@@ -162,8 +162,7 @@ fn clean_up_is_honoured_when_asked_for() {
 
 #[test]
 fn a_missing_template_says_what_to_do() {
-    let tokenizer = Tokenizer::characters("ab").unwrap();
-    let error = tokenizer.render_chat(&hello(), true).unwrap_err().to_string();
+    let error = Tokenizer::characters("ab").unwrap().render_chat(&hello(), true).unwrap_err().to_string();
     assert!(error.contains("tokenizer_config.json") && error.contains("prompt template"), "{error}");
 }
 
@@ -253,27 +252,24 @@ fn a_template_is_given_tools_and_the_variables_of_the_configuration() {
     for none in [json!(null), json!([])] {
         assert_eq!(with(&none), "False|user");
     }
-    for own in ["messages", "tools", "add_generation_prompt"] {
-        let kwargs = object(json!({own: true}));
-        let error = with_template(template).with_chat_template_kwargs(&kwargs);
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains(&format!("`{own}` is set by each conversation")), "{error}");
+    for name in ["messages", "tools", "add_generation_prompt"] {
+        let kwargs = object(json!({name: true}));
+        let error = with_template(template).with_chat_template_kwargs(&kwargs).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{name}` is set by each conversation")), "{error}");
     }
 }
 
 #[test]
 fn another_template_takes_the_place_of_the_own_one_and_is_saved() {
     let file = Path::new("chat.jinja");
-    let tokenizer = with_template("own").with_chat_template("{{ bos_token }}other\r\n!", file);
-    let tokenizer = tokenizer.unwrap();
+    let tokenizer = with_template("own").with_chat_template("{{ bos_token }}other\r\n!", file).unwrap();
     assert_eq!(tokenizer.render_chat(&hello(), true).unwrap(), "other\n!");
     let saved = tempfile::tempdir().unwrap();
     tokenizer.save(saved.path()).unwrap();
     let again = Tokenizer::from_dir(saved.path()).unwrap();
     assert_eq!(again.render_chat(&hello(), true).unwrap(), "other\n!");
 
-    let broken = with_template("own").with_chat_template("{% if %}", file);
-    let error = broken.unwrap_err().to_string();
+    let error = with_template("own").with_chat_template("{% if %}", file).unwrap_err().to_string();
     assert!(error.contains("chat.jinja") && error.contains("not understood"), "{error}");
 }
 

@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::python_text::{is_integer, number};
-use super::special_tokens::is_mark;
+use super::special_tokens::MARKS;
 
 /// `value|tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
 ///
@@ -41,7 +41,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(out)
 }
 
-/// How Python lays JSON out.
+/// Python's layout of JSON.
 struct Style {
     indent: Option<String>,
     item: String,
@@ -142,7 +142,7 @@ impl Style {
         }
         for c in quoted.chars() {
             // a mark is no character of the text
-            if (' '..='~').contains(&c) || is_mark(c) {
+            if (' '..='~').contains(&c) || MARKS.contains(&c) {
                 out.push(c);
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {

@@ -5,13 +5,13 @@
 //! writes. A family is recognized by conditions of its template, which are replaced: all else stays as it is.
 
 /// A family: its name, and what is replaced in its template.
-struct Variant {
-    family: &'static str,
+pub(super) struct Variant {
+    pub family: &'static str,
     edits: &'static [(&'static str, &'static str)],
-    /// What else its template has.
+    /// Further parts of its template.
     has: &'static [&'static str],
-    /// Whether supervised training uses it too, and not only rollouts of several turns.
-    trains: bool,
+    /// True if supervised training uses it too, and not only rollouts of several turns.
+    pub trains: bool,
 }
 
 /// Arguments of a call that are an object, which DeepSeek's templates append to text.
@@ -82,21 +82,17 @@ static VARIANTS: [Variant; 5] = [
     },
 ];
 
-/// A template for training.
-pub(super) struct TrainingTemplate {
-    pub family: &'static str,
-    pub text: String,
-    /// Whether supervised training uses it too, and not only rollouts of several turns.
-    pub trains: bool,
-}
+impl Variant {
+    /// The family of a template.
+    pub fn find(template: &str) -> Option<&'static Self> {
+        VARIANTS.iter().find(|variant| {
+            let mut parts = variant.edits.iter().map(|(from, _)| from).chain(variant.has);
+            parts.all(|part| template.contains(part))
+        })
+    }
 
-/// The template for training of a template's family.
-pub(super) fn variant(template: &str) -> Option<TrainingTemplate> {
-    let has = |own: &Variant| {
-        let mut parts = own.edits.iter().map(|(from, _)| from).chain(own.has);
-        parts.all(|part| template.contains(part))
-    };
-    let known = VARIANTS.iter().find(|own| has(own))?;
-    let text = known.edits.iter().fold(template.to_owned(), |text, (from, to)| text.replace(from, to));
-    Some(TrainingTemplate { family: known.family, text, trains: known.trains })
+    /// The template for training of a template of this family.
+    pub fn apply(&self, template: &str) -> String {
+        self.edits.iter().fold(template.to_owned(), |text, (from, to)| text.replace(from, to))
+    }
 }

@@ -1,4 +1,4 @@
-//! Where the assistant's turns are in a rendered conversation.
+//! Places of the assistant's turns in a rendered conversation.
 //!
 //! A turn begins behind the generation prompt that the model sees before it, and ends with the token that ends it.
 //! Templates may write a turn otherwise once others follow: without its reasoning, or with another end. So both places
@@ -24,9 +24,9 @@ pub(super) struct RenderedChat<'a> {
 
 impl<'a> RenderedChat<'a> {
     pub fn new(tokenizer: &'a Tokenizer, messages: &'a [Message], options: ChatOptions<'a>) -> Result<Self> {
-        let mut own = Self { tokenizer, messages, options, text: String::new() };
-        own.text = own.render(messages, false)?;
-        Ok(own)
+        let mut chat = Self { tokenizer, messages, options, text: String::new() };
+        chat.text = chat.render(messages, false)?;
+        Ok(chat)
     }
 
     /// The bytes of each of the assistant's turns among the messages from `from` on.
@@ -56,7 +56,7 @@ impl<'a> RenderedChat<'a> {
         self.text.starts_with(&part).then_some(part.len())
     }
 
-    /// Where a turn begins: behind the generation prompt.
+    /// Start of a turn: after the generation prompt.
     fn start(&self, i: usize) -> Result<usize> {
         if i == 0 {
             return Err(self.inexact("the conversation begins with an assistant turn"));
@@ -92,7 +92,7 @@ impl<'a> RenderedChat<'a> {
         }
     }
 
-    /// Where a turn ends: behind the token that ends it.
+    /// End of a turn: after the token that ends it.
     fn end(&self, i: usize, start: usize) -> Result<usize> {
         if let Some(end) = self.prefix(&self.messages[..=i], false).filter(|end| *end > start) {
             return Ok(self.end_of_turn(start..end));
@@ -126,7 +126,7 @@ impl<'a> RenderedChat<'a> {
         turn.end + self.tokenizer.end_by_next(&self.text[turn.end..]).unwrap_or(0)
     }
 
-    /// Where the last of the marks is in the text, provided that the marks change nothing else.
+    /// Place of the last mark in the text, if the marks change nothing else.
     fn marked_end(&self, messages: &[Message]) -> Option<usize> {
         let text = self.render(messages, false).ok()?;
         let (before, behind) = text.rsplit_once(MARKS[0])?;
@@ -135,7 +135,7 @@ impl<'a> RenderedChat<'a> {
         (rest == behind).then_some(before.len())
     }
 
-    /// Where the text depends on the words of a message for the first time.
+    /// First place at which the text depends on the words of a message.
     fn words_begin(&self, i: usize) -> Option<usize> {
         let mut others = self.messages.to_vec();
         others[i] = map_words(&others[i], |_| MARKS[1].to_string());
@@ -165,12 +165,10 @@ fn mark_one(message: &Message, mark: char) -> Message {
 
 /// Length in bytes of the common prefix of two texts.
 fn common(a: &str, b: &str) -> usize {
-    let pairs = a.chars().zip(b.chars());
-    pairs.take_while(|(x, y)| x == y).map(|(c, _)| c.len_utf8()).sum()
+    a.chars().zip(b.chars()).take_while(|(x, y)| x == y).map(|(c, _)| c.len_utf8()).sum()
 }
 
 /// Length in bytes of their common suffix.
 fn common_end(a: &str, b: &str) -> usize {
-    let pairs = a.chars().rev().zip(b.chars().rev());
-    pairs.take_while(|(x, y)| x == y).map(|(c, _)| c.len_utf8()).sum()
+    a.chars().rev().zip(b.chars().rev()).take_while(|(x, y)| x == y).map(|(c, _)| c.len_utf8()).sum()
 }

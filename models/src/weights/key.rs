@@ -1,14 +1,14 @@
-//! What a tensor of a unit is.
+//! Key of a tensor of a unit.
 
 use crate::unit::Slot;
 use firebrick_spec::QuantizedLayout;
 
-/// What a tensor of a unit is: its role, and its layout where it is the buffer of a frozen matrix in few bits.
+/// Key of a tensor of a unit: its role, and its layout if it is the buffer of a frozen quantized matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightKey {
     /// Its role in the unit.
     pub slot: Slot,
-    /// Where codes and scales lie; `None` for a tensor of numbers.
+    /// Layout of codes and scales; `None` for a tensor of numbers.
     pub layout: Option<QuantizedLayout>,
 }
 

@@ -1,4 +1,4 @@
-//! What `firebrick plan --nodes N --gpus M` prints: degrees, bytes, seconds, messages and what binds, in twenty lines.
+//! Output of `firebrick plan --nodes N --gpus M`: degrees, bytes, seconds, messages and bottlenecks, in twenty lines.
 
 use super::units::{bytes, duration, traffic};
 use crate::planned::Links;
@@ -7,10 +7,10 @@ use firebrick::engine::plan::estimate::{EstimatePhase, MessageKind};
 use firebrick::engine::plan::planner::Request;
 use firebrick::spec::{Cluster, LinkKind};
 
-/// Other degrees that are named.
-const NAMED: usize = 3;
+/// Most named other degrees.
+const MAX_DEGREES: usize = 3;
 
-/// Machines, their links, and whether these are known.
+/// Machines, their links, and whether the links are assumed.
 pub fn machines(cluster: Cluster, links: Links) -> String {
     let Cluster { nodes, devices_per_node, link, node_link } = cluster;
     let each = match nodes {
@@ -21,25 +21,25 @@ pub fn machines(cluster: Cluster, links: Links) -> String {
     format!("{each}{assumed}")
 }
 
-/// Whether the trainer runs the degrees, and how.
+/// The command that trains with the degrees, if the trainer supports them.
 pub fn runs(request: &Request) -> String {
     let parallel = &request.parallel;
-    if !request.is_run() {
+    if !request.is_supported() {
         return "an estimate: `firebrick train` does not support these degrees, and rejects this plan".to_owned();
     }
     let start = match parallel.devices() {
         1 => "run by `firebrick train`".to_owned(),
         ranks => format!("run by `mpirun -n {ranks} firebrick train`"),
     };
-    let is_own = |cluster: Cluster| matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
-    if parallel.cluster.is_none_or(is_own) {
+    let is_default = |cluster: Cluster| matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
+    if parallel.cluster.is_none_or(is_default) {
         start
     } else {
         format!("{start} over NCCL; without NCCL, values pass through host memory: --link host --node-link host")
     }
 }
 
-/// Bytes that one device sends in a phase, and the seconds that it waits for them; dashes where it sends nothing.
+/// Bytes that one device sends in a phase, and the seconds that it waits for them; dashes if it sends nothing.
 pub fn sent(report: &PlanReport, phase: EstimatePhase) -> [String; 2] {
     let messages = report.communication.iter().filter(|traffic| traffic.phase == phase);
     let (sent, waits) =
@@ -47,14 +47,14 @@ pub fn sent(report: &PlanReport, phase: EstimatePhase) -> [String; 2] {
     if sent > 0 { [bytes(sent), duration(waits)] } else { ["-", "-"].map(str::to_owned) }
 }
 
-/// What one device sends in a step, by kind.
+/// Messages of one device in a step, by kind.
 pub fn messages(report: &PlanReport) -> String {
     let each: Vec<String> = MessageKind::ALL
         .into_iter()
         .filter_map(|kind| {
-            let own = report.communication.iter().filter(|t| t.kind == kind);
+            let messages = report.communication.iter().filter(|t| t.kind == kind);
             let (count, sent, seconds) =
-                own.fold((0, 0, 0.0), |(n, b, s), t| (n + t.messages, b + t.bytes, s + t.seconds));
+                messages.fold((0, 0, 0.0), |(n, b, s), t| (n + t.messages, b + t.bytes, s + t.seconds));
             (count > 0).then(|| traffic(kind.name(), count, sent, seconds))
         })
         .collect();
@@ -64,7 +64,7 @@ pub fn messages(report: &PlanReport) -> String {
     format!("messages of a device, a step: {}\n", each.join("; "))
 }
 
-/// What keeps a step from being faster, and memory from being less.
+/// Bottlenecks of time and memory.
 pub fn binds(request: &Request, report: &PlanReport) -> String {
     let Some(peak) = report.peak_phase() else {
         return String::new();
@@ -89,19 +89,19 @@ pub fn binds(request: &Request, report: &PlanReport) -> String {
 
 /// Other degrees that fit.
 pub fn others(report: &PlanReport) -> String {
-    let own: Vec<String> = report
+    let others: Vec<String> = report
         .other_degrees
         .iter()
-        .take(NAMED)
-        .map(|own| {
-            let kept = if own.reshard_after_forward { "" } else { ", reshard_after_forward=false" };
-            let degrees = own.parallel.to_string();
+        .take(MAX_DEGREES)
+        .map(|other| {
+            let kept = if other.reshard_after_forward { "" } else { ", reshard_after_forward=false" };
+            let degrees = other.parallel.to_string();
             let degrees = degrees.split_once(": ").map_or(degrees.as_str(), |d| d.1);
-            format!("{degrees}{kept} {}", duration(own.seconds))
+            format!("{degrees}{kept} {}", duration(other.seconds))
         })
         .collect();
-    if own.is_empty() {
+    if others.is_empty() {
         return String::new();
     }
-    format!("others  {}\n", own.join("; "))
+    format!("others  {}\n", others.join("; "))
 }

@@ -1,4 +1,4 @@
-//! What `firebrick plan` prints on request: every category by phase, each technique, other batches, rules of thumb and
+//! Optional output of `firebrick plan`: every category by phase, each technique, other batches, rules of thumb and
 //! public models.
 
 use super::units::{bytes, duration, seconds};
@@ -41,7 +41,7 @@ pub fn phases(report: &PlanReport) -> String {
     format!("{}* peak\n", table.render())
 }
 
-/// What the plan turned on, with the settings of each, its saving and its cost.
+/// The enabled techniques, with their settings, savings and costs.
 pub fn decisions(request: &Request, report: &PlanReport) -> String {
     if report.decisions.is_empty() {
         return String::new();
@@ -63,7 +63,7 @@ pub fn decisions(request: &Request, report: &PlanReport) -> String {
     format!("{why}\n{}", table.render())
 }
 
-/// What each technique saves and costs on its own, for the step that was asked about.
+/// Saving and cost of each technique by itself, for the planned step.
 pub fn techniques(request: &Request) -> anyhow::Result<String> {
     let costs = rules::techniques(&request.workload, &request.memory, &request.profile, &request.parallel)?;
     let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
@@ -76,7 +76,7 @@ pub fn techniques(request: &Request) -> anyhow::Result<String> {
     ))
 }
 
-/// Group sizes that the same settings could serve, at as many rollouts a step.
+/// Other group sizes with the same settings and rollouts per step.
 pub fn groups(report: &PlanReport) -> String {
     if report.groups.is_empty() {
         return String::new();
@@ -90,9 +90,9 @@ pub fn groups(report: &PlanReport) -> String {
     Table::new(1, &header).rows(rows).render()
 }
 
-/// Rules of thumb, and what the formulas say for public models.
+/// Rules of thumb, and estimates of public models.
 pub fn models(request: &Request) -> anyhow::Result<String> {
-    // host memory helps only where it is another one
+    // offloading to the host helps only if its memory is separate
     let gpu = if request.profile.is_unified() { profile::assumed(Backend::Cuda) } else { request.profile.clone() };
     let rule = rules_of_run(request, &gpu)?;
     let models = public_models(&gpu)?;
@@ -103,18 +103,18 @@ pub fn models(request: &Request) -> anyhow::Result<String> {
          of the weights' bytes in that precision, smallest device sold that holds them, time relative to `fast`; 32 \
          rollouts of 512 + 512 tokens, no reference\n",
         rule.render(),
-        elsewhere(request),
+        device_note(request),
         smallest.join(", "),
         models.render()
     ))
 }
 
-/// Where the rules' column is computed for another device than the run's.
-fn elsewhere(request: &Request) -> &'static str {
+/// A note if the rules are computed for another device than the run's.
+fn device_note(request: &Request) -> &'static str {
     if request.profile.is_unified() { ", on a GPU with a host link" } else { "" }
 }
 
-/// The rules of thumb for the run's own model in its own precision, and what the formulas say of it.
+/// The rules of thumb for the run's model in its precision, and its estimates.
 fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table> {
     let workload = &request.workload;
     let title = format!(

@@ -17,16 +17,16 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// Messages of a kind: how many, their bytes, and how long they take.
+/// Messages of a kind: their number, bytes and time.
 pub fn traffic(kind: &str, messages: u64, sent: u64, seconds: f64) -> String {
     let (bytes, duration) = (bytes(sent), duration(seconds));
     format!("{kind} {messages} x, {bytes}, {duration}")
 }
 
-/// The seconds of a phase; of one that takes none that are estimated, a dash.
+/// The seconds of a phase; a dash without an estimate.
 pub fn seconds(report: &PlanReport, phase: EstimatePhase) -> String {
-    let each = report.seconds.by_phase().into_iter();
-    // reward models' seconds are among those of the step alone
-    let mut own = each.filter(|(name, _)| *name == phase && *name != EstimatePhase::Reward);
-    own.next().map_or_else(|| "-".into(), |(_, s)| duration(s))
+    let phases = report.seconds.by_phase().into_iter();
+    // seconds of reward models are only in the step's total
+    let mut seconds = phases.filter(|(name, _)| *name == phase && *name != EstimatePhase::Reward);
+    seconds.next().map_or_else(|| "-".into(), |(_, s)| duration(s))
 }

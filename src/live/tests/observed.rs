@@ -82,7 +82,7 @@ impl Run {
         config
     }
 
-    /// What a run with these keys did.
+    /// Actions of a run with these keys.
     fn typed(&self, keys: &[(u64, char)], paused: &str) -> String {
         let config = self.config(&[]);
         let (feed, _arrived) = Feed::new(&config, Mode::Rl, &self.folder());

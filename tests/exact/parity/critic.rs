@@ -11,7 +11,7 @@ use firebrick_engine::learner::{Learner, score_placed, train_cut};
 use firebrick_engine::objective::value::ValueLoss;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan, Role};
-use firebrick_engine::reward::{RewardModel, Surroundings};
+use firebrick_engine::reward::{RewardModel, SharedResources};
 use firebrick_engine::sequence::{Sequence, column};
 use firebrick_engine::task::{RewardInput, RewardModelConfig};
 use firebrick_engine::world::World;
@@ -179,7 +179,7 @@ fn rewards(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig
         score_tokens: rows.iter().map(|row| row.tokens.len()).max(),
         param_offload: memory.param_offload,
     };
-    let around = Surroundings {
+    let around = SharedResources {
         precision: Precision::F32,
         device: model.decoder.device(),
         memory,

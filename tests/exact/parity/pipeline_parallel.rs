@@ -227,7 +227,7 @@ fn models_that_cannot_be_cut_into_stages_are_refused_by_name() {
     };
     for (name, stages, part) in [("llama-gqa", 9, "layers"), ("qwen3-moe", 2, "experts")] {
         let stage = PipelineStage::new(0, stages);
-        let refused = model(name).decoder.in_stage(stage).unwrap_err();
+        let refused = model(name).decoder.with_stage(stage).unwrap_err();
         let message = refused.to_string();
         assert!(message.contains("memory.pipeline_model_parallel_size"), "{message}");
         assert!(message.contains(part), "{part}: {message}");

@@ -20,7 +20,7 @@ const TOKENS: usize = 16;
 fn completions(model: &Model, rank: Arc<dyn Collective>, zero: u8, greedy: bool) -> Vec<Sample> {
     let arch = model.decoder.arch();
     let together = rank.size();
-    let world = World::new(rank).sampling_together(together).expect("a mesh");
+    let world = World::new(rank).with_rollout_tensor_parallel(together).expect("a mesh");
     let memory = MemoryConfig { zero_stage: zero, gradient_checkpointing: true, ..MemoryConfig::default() };
     let plan = memory.plan(arch).expect("a plan");
     let own = ResidentModel::new(model.decoder.clone(), plan, Role::Policy, &Accounts::new());
@@ -28,7 +28,7 @@ fn completions(model: &Model, rank: Arc<dyn Collective>, zero: u8, greedy: bool)
     own.set_residency(Residency::Idle).expect("weights away");
     let group = world.tensor_group();
     let decoder = match group {
-        Some(group) => own.tensor_shard(&group, arch.precision).expect("a share"),
+        Some(group) => own.sampling_shard(&group, arch.precision).expect("a share"),
         None => own.decoder.clone(),
     };
     let sampling = SamplingParams {

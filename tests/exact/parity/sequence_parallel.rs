@@ -310,29 +310,29 @@ fn policy_and_critic_that_share_sequences_over_unlike_groups_learn_what_one_rank
         memory.zero_stage = zero;
         memory.gradient_checkpointing = zero == 3;
         let found = Threads::run(size, Settings::default(), |rank| {
-            let world = groups(&memory, rank).sharing_critic_sequences(critics);
+            let world = groups(&memory, rank).with_critic_sequence_parallel(critics);
             let runtime = Runtime::new(policy.decoder.device()).with_world(world.expect("groups"));
-            let of_critic = runtime.of_critic();
+            let for_critic = runtime.for_critic();
             let before = runtime.world().sequence_traffic().operations;
             let exchanged =
                 |runtime: &World, since: u64| runtime.sequence_traffic().operations.iter().sum::<u64>() - since;
             let (world, start) = (runtime.world().clone(), before.iter().sum());
             let policy = learnt_with(policy, policy_rows, (&actor, &memory), runtime);
             let by_policy = exchanged(&world, start);
-            let critic = learnt_with(critic, critic_rows, (&values, &memory), of_critic);
+            let critic = learnt_with(critic, critic_rows, (&values, &memory), for_critic);
             let by_critic = exchanged(&world, start + by_policy);
             ([policy, critic], [by_policy > 0, by_critic > 0])
         });
         let found = found.into_iter().map(|rank| rank.unwrap());
-        let (mut of_policy, mut of_critic) = (Vec::new(), Vec::new());
+        let (mut of_policy, mut for_critic) = (Vec::new(), Vec::new());
         let label = format!("{size} ranks, {own} share the policy's and {critics} the critic's, ZeRO-{zero}");
         for ([policy, critic], exchanged) in found {
             assert_eq!(exchanged, [own > 1, critics > 1], "{label}");
             of_policy.push(policy);
-            of_critic.push(critic);
+            for_critic.push(critic);
         }
         assert_alike(&format!("policy, {label}"), &of_policy, &expected[0]);
-        assert_alike(&format!("critic, {label}"), &of_critic, &expected[1]);
+        assert_alike(&format!("critic, {label}"), &for_critic, &expected[1]);
         cases += 2;
     }
     checked("models over unlike groups", cases);
@@ -345,7 +345,7 @@ fn refused(name: &str, degree: usize, size: usize, router_loss: f64) -> Vec<Stri
     let plan = MemoryConfig::default().plan(model.decoder.arch());
     let plan = plan.expect("a plan");
     let said = Threads::run(size, Settings::default(), |rank| {
-        let world = World::new(rank).sharing_sequences(degree);
+        let world = World::new(rank).with_sequence_parallel(degree);
         let runtime = Runtime::new(model.decoder.device()).with_world(world.expect("a mesh"));
         let optim = OptimConfig::default();
         let mut learner = Learner::new(model.decoder.clone(), plan.clone(), optim, runtime);

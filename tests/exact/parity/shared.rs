@@ -13,7 +13,7 @@ use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan};
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::adapter::LoraConfig;
-use firebrick_models::decoder::{Param, RankPart};
+use firebrick_models::decoder::{Param, RankShard};
 use firebrick_models::random::Stream;
 use firebrick_models::unit::{ParamSpec, Slot};
 use firebrick_models::weights::Weights;
@@ -38,7 +38,7 @@ fn joint(tokens: &dyn TokenLoss) -> HeadLoss<'_> {
 fn policies() -> Vec<(Model, Vec<Sequence>)> {
     let mut all = models();
     for (i, (model, rows)) in all.iter_mut().enumerate() {
-        model.decoder = model.decoder.clone().with_joint_value_head(RankPart::default(), 3 + i as u64);
+        model.decoder = model.decoder.clone().with_joint_value_head(RankShard::default(), 3 + i as u64);
         let mut random = Stream::new(19, i as u64);
         for row in rows {
             let (mut returns, mut value, mut value_weight) = (Vec::new(), Vec::new(), Vec::new());
@@ -234,7 +234,7 @@ fn beside_adapters_the_value_head_trains_and_nothing_else_does() {
     for (mut model, rows) in models() {
         let lora = LoraConfig { rank: 2, ..LoraConfig::default() };
         let adapted = model.decoder.with_fresh_adapters(lora, 1).expect("adapters");
-        model.decoder = adapted.with_joint_value_head(RankPart::default(), 2);
+        model.decoder = adapted.with_joint_value_head(RankShard::default(), 2);
         let mut rows = rows;
         for row in &mut rows {
             row.columns.returns = Some(vec![1.0; row.positions.len()]);

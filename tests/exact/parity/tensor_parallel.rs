@@ -150,7 +150,7 @@ fn losses_of_tokens_sequences_and_values_are_one_ranks() {
 
 fn refused(decoder: &Decoder, ranks: usize) -> String {
     let share = TensorShare::new(0, ranks);
-    decoder.trained_share(share).unwrap_err().to_string()
+    decoder.training_shard(share).unwrap_err().to_string()
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_rank_holds_its_share_of_the_matrices_and_norms_whole() {
         assert!(whole.arch().qk_norm != Some(QkNorm::Projection));
         let ranks = 2;
         let shares: Vec<Decoder> = (0..ranks)
-            .map(|rank| whole.trained_share(TensorShare::new(rank, ranks)))
+            .map(|rank| whole.training_shard(TensorShare::new(rank, ranks)))
             .collect::<Result<_, _>>()
             .unwrap();
         for (index, spec) in whole.specs().enumerate() {

@@ -281,7 +281,7 @@ fn sampled(device: &Device, cache: u64) -> (u64, PoolPeak) {
         reserved.fetch_max(pools.reserved_bytes, Relaxed);
     };
     let generator = Generator::new(&decoder, None, &sampling).expect("sampling that works");
-    let generator = generator.at_moments(&raise);
+    let generator = generator.with_memory_probe(&raise);
     let generated = generator.run_with(&requests, 1, &limits, |_| {});
     let stats = generated.expect("samples").stats;
     raise();
@@ -293,7 +293,7 @@ fn sampled(device: &Device, cache: u64) -> (u64, PoolPeak) {
 }
 
 fn the_driver_counts_what_the_pools_have_reserved(device: &Device) {
-    let driver = DriverMemory::of(device);
+    let driver = DriverMemory::new(device);
     let (_, info) = open(name(device).parse().expect("a device's name")).expect("it is open");
     if backend(device) != Backend::Cuda {
         assert_eq!(driver.read(), None);

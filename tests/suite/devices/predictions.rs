@@ -229,7 +229,8 @@ fn sample(learner: &Learner) {
     let requests: Vec<_> = (0..PROMPTS).map(request).collect();
     let limits = SchedulerConfig::new(PROMPTS * GROUP);
     let generator = Generator::new(learner.decoder(), None, &sampling).expect("sampling that works");
-    let generated = generator.prepack(PREPACK).at_moments(&raise_peak).run_with(&requests, GROUP, &limits, |_| {});
+    let generated =
+        generator.prepack(PREPACK).with_memory_probe(&raise_peak).run_with(&requests, GROUP, &limits, |_| {});
     assert_eq!(generated.expect("completions").samples.len(), PROMPTS * GROUP);
 }
 

@@ -38,7 +38,7 @@ fn every_technique_of_one_rank_is_compared_with_the_plain_plan() {
         let set = object(&memory).into_iter().filter(|(key, value)| plain[key] != *value);
         compared.extend(set.map(|(key, _)| format!("memory.{key}")));
     }
-    for technique in TECHNIQUES.iter().filter(|technique| !technique.is_of_ranks()) {
+    for technique in TECHNIQUES.iter().filter(|technique| !technique.is_parallelism()) {
         for key in technique.keys().iter().filter(|key| !COMPARED_ELSEWHERE.contains(key)) {
             assert!(compared.contains(*key), "{key} is in no row of tests/support/techniques.rs");
         }

@@ -197,7 +197,7 @@ fn hold_rule(
         &format!("delta rule over {lengths:?} in {dtype:?}, {heads:?}"),
         &[&qkv, &g, &beta],
         &up,
-        &|t| fused(|| kernels::gated_delta_rule(&t[0], &t[1], &t[2], heads, &own)),
+        &|t| fused(|| kernels::gated_delta_rule([&t[0], &t[1], &t[2]], heads, &own)),
         &expected,
         tolerance,
     );
@@ -287,7 +287,7 @@ fn heads_that_are_too_wide_have_no_kernel(device: &Device) {
     let zeros = |columns: usize| Tensor::<2>::zeros([2, columns], (device, DType::F32));
     let (qkv, one) = (zeros(wide.channels()), zeros(1));
     let own = on(device, &sequences(0, &[2], true));
-    assert!(kernels::fused(|| kernels::gated_delta_rule(&qkv, &one, &one, wide, &own)).is_none());
+    assert!(kernels::fused(|| kernels::gated_delta_rule([&qkv, &one, &one], wide, &own)).is_none());
     let pool = zeros(wide.state());
     assert!(kernels::fused(|| kernels::continue_delta_rule([&qkv, &one, &one], pool, wide, &own)).is_none());
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use firebrick_models::Checkpoint;
-use firebrick_models::forward_context::{Columns, ForwardContext};
+use firebrick_models::attention::{Grouping, SequenceLayout};
+use firebrick_models::forward_context::ForwardContext;
 use serde_json::Value;
 
 use crate::support::golden::Golden;
@@ -65,16 +66,22 @@ fn token_values(dir: &Path) -> usize {
     ids.len()
 }
 
-/// The head's number at every column of a padded batch.
+/// The head's value at every column of a padded batch, whose rows run packed from `starts` on.
 fn forward(dir: &Path, ids: &[Vec<i64>], starts: &[usize]) -> Vec<Vec<f64>> {
     let decoder = Checkpoint::open(dir)
         .and_then(|checkpoint| checkpoint.load(&device()))
         .unwrap_or_else(|error| panic!("{error}"));
     let width = ids[0].len();
-    let columns = Columns { starts, first: 0, len: width };
-    let ctx = ForwardContext::new(decoder.arch(), columns, decoder.device());
-    let flat = burn::tensor::TensorData::new(ids.concat(), [ids.len() * width]);
-    let ids = burn::tensor::Tensor::from_data(flat, decoder.device());
-    let found = values(decoder.head().scalar(decoder.hidden(ids, &ctx)));
-    found.chunks(width).map(<[f64]>::to_vec).collect()
+    let lengths: Vec<usize> = starts.iter().map(|start| width - start).collect();
+    let layout = SequenceLayout::packed(&lengths, Grouping { waste: 0.5, queries: 0 }, decoder.device());
+    let ctx = ForwardContext::whole(decoder.arch(), layout, 0, decoder.device());
+    let packed: Vec<i64> = ids.iter().zip(starts).flat_map(|(row, &start)| row[start..].to_vec()).collect();
+    let rows = [packed.len()];
+    let ids = burn::tensor::Tensor::from_data(burn::tensor::TensorData::new(packed, rows), decoder.device());
+    let mut found = values(decoder.head().scalar(decoder.hidden(ids, &ctx))).into_iter();
+    let row = |(&start, &length)| {
+        let padding = std::iter::repeat_n(f64::NAN, start);
+        padding.chain(found.by_ref().take(length)).collect()
+    };
+    starts.iter().zip(&lengths).map(row).collect()
 }

@@ -6,8 +6,9 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::KvCacheDtype;
+use firebrick_models::attention::{Grouping, SequenceLayout};
 use firebrick_models::cache::{BlockTable, Chunk, KvCache};
-use firebrick_models::forward_context::{Columns, ForwardContext};
+use firebrick_models::forward_context::ForwardContext;
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{FinishReason, GenerationRequest, Generator, SamplingParams};
 
@@ -156,9 +157,7 @@ fn log_probs_and_entropies_of_a_left_padded_batch() {
 /// Compares the scores of the left-padded rows in one forward, and says of how many.
 pub(crate) fn hold_left_padded(model: &Model, golden: &Golden) -> usize {
     let batch = LeftPadded::new(golden);
-    let ctx = batch.context(model, 0, batch.width);
-    let ids = model.ids(&batch.columns(0, batch.width));
-    let hidden = model.decoder.hidden(ids, &ctx);
+    let hidden = batch.in_one_forward(model);
     batch.check(model, golden, hidden, "one forward")
 }
 
@@ -285,14 +284,31 @@ impl LeftPadded {
         Self { ids, rows, starts, width }
     }
 
-    fn context(&self, model: &Model, first: usize, len: usize) -> ForwardContext {
-        let columns = Columns { starts: &self.starts, first, len };
-        ForwardContext::new(model.decoder.arch(), columns, model.decoder.device())
+    /// Hidden states by one forward over the rows without their padding, which is zeros.
+    fn in_one_forward(&self, model: &Model) -> Tensor<2> {
+        let (decoder, device) = (&model.decoder, model.decoder.device());
+        let lengths: Vec<usize> = self.rows.iter().map(Vec::len).collect();
+        let layout = SequenceLayout::packed(&lengths, Grouping { waste: 0.5, queries: 0 }, device);
+        let ctx = ForwardContext::whole(decoder.arch(), layout, 0, device);
+        let ids: Vec<i64> = self.rows.iter().flatten().map(|&id| i64::from(id)).collect();
+        let hidden = decoder.hidden(model.ids(&ids), &ctx);
+        let mut end = 0;
+        let rows = lengths.iter().map(|&length| {
+            end += length;
+            vec![hidden.clone().narrow(0, end - length, length)]
+        });
+        self.padded(model, rows.collect())
     }
 
-    /// Ids of some columns, row by row.
-    fn columns(&self, first: usize, len: usize) -> Vec<i64> {
-        self.ids.iter().flat_map(|row| row[first..first + len].to_vec()).collect()
+    /// Parts of the hidden states of each row behind zeros for its padding.
+    fn padded(&self, model: &Model, rows: Vec<Vec<Tensor<2>>>) -> Tensor<2> {
+        let (width, device) = (model.decoder.arch().hidden_size, model.decoder.device());
+        let dtype = rows[0][0].dtype();
+        let whole = rows.into_iter().zip(&self.starts).flat_map(|(parts, &start)| {
+            let padding = Tensor::<2>::zeros([start, width], (device, dtype));
+            std::iter::once(padding).filter(|t| t.dims()[0] > 0).chain(parts)
+        });
+        Tensor::cat(whole.collect(), 0)
     }
 
     /// Hidden states by way of the cache: two chunks of every row, `prefill` tokens each, then a token at a time.
@@ -347,11 +363,7 @@ impl LeftPadded {
                 at += if first { count } else { 1 };
             }
         }
-        let whole = found.into_iter().zip(&self.starts).flat_map(|(parts, &start)| {
-            let padding = Tensor::<2>::zeros([start, arch.hidden_size], device);
-            std::iter::once(padding).filter(|t| t.dims()[0] > 0).chain(parts)
-        });
-        Tensor::cat(whole.collect(), 0)
+        self.padded(model, found)
     }
 
     /// Compares the scores of hidden rows, and says of how many sequences.

@@ -7,7 +7,7 @@ use firebrick_backends::Precision;
 use firebrick_backends::accounts::Accounts;
 use firebrick_engine::data::Prompt;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
-use firebrick_engine::reward::{RewardModel, Surroundings};
+use firebrick_engine::reward::{RewardModel, SharedResources};
 use firebrick_engine::task::{Example, PromptText, RewardInput, RewardModelConfig};
 use firebrick_engine::world::World;
 use firebrick_models::tokenizer::{Message, Tokenizer};
@@ -58,7 +58,7 @@ fn open(dir: &Path, input: RewardInput, memory: &MemoryConfig) -> RewardModel {
         param_offload: memory.reference.param_offload,
     };
     let tokenizer = Arc::new(Tokenizer::from_dir(dir).expect("a tokenizer"));
-    let around = Surroundings {
+    let around = SharedResources {
         precision: Precision::F32,
         device: &device(),
         memory,
@@ -82,7 +82,7 @@ impl Case {
             tokens: self.prompt_ids.clone(),
             row: None,
         };
-        model.reader().read(&prompt, &self.completion, &self.completion_ids).expect("tokens")
+        model.reader.read(&prompt, &self.completion, &self.completion_ids).expect("tokens")
     }
 }
 
@@ -140,8 +140,8 @@ fn scores_do_not_depend_on_the_batch_nor_on_where_weights_wait() {
                     assert_close(&label, *found, *expected, 1e-5);
                 }
             }
-            assert_eq!(model.reader().refuses(longest), None);
-            let refusal = model.reader().refuses(score_tokens + 1).expect("too long");
+            assert_eq!(model.reader.refuses(longest), None);
+            let refusal = model.reader.refuses(score_tokens + 1).expect("too long");
             assert!(refusal.contains("tokens for it"), "{refusal}");
         }
     }
@@ -169,7 +169,7 @@ fn refused(dir: &Path, input: RewardInput, policy: &Arc<Tokenizer>, parts: &[&st
         score_tokens: None,
         param_offload: ParamOffload::None,
     };
-    let around = Surroundings {
+    let around = SharedResources {
         precision: Precision::F32,
         device: &device(),
         memory: &MemoryConfig::default(),

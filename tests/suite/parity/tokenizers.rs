@@ -321,7 +321,7 @@ fn the_assistants_tokens_are_found_among_spellings_of_special_tokens() {
     let turns = ["a <|eot_id|>b", "{type<|eot_id|>|bold}<|eot_id|>", "c", "é<|eot_id|> d"];
     let roles = ["user", "assistant"].into_iter().cycle();
     let messages: Vec<Message> = roles.zip(turns).map(|(role, text)| Message::new(role, text)).collect();
-    let found = tokenizer.encode_with_assistant_mask(&messages, 0).expect("tokens");
+    let found = tokenizer.encode_with_assistant_mask(&messages, 0, ChatOptions::default()).expect("tokens");
     let marked: Vec<u32> =
         found.tokens.iter().zip(&found.assistant_mask).filter(|(_, is)| **is).map(|(id, _)| *id).collect();
     let end = tokenizer.token_id("<|eot_id|>").expect("an id");

@@ -90,7 +90,7 @@ struct Rollout {
 impl Rollout {
     fn of(tokenizer: Tokenizer, checkpoint: &[u32], tools: &Value, role: ToolRole) -> Result<Self, String> {
         let tokenizer = Arc::new(tokenizer.for_turns());
-        let ends = EndTokens::of(checkpoint, &tokenizer);
+        let ends = EndTokens::new(checkpoint, &tokenizer);
         let messages: Vec<Message> = parse("a prompt", &json!([{"role": "user", "content": "do it"}]));
         let format = tool_format(&tokenizer, tools, &messages, None).map_err(|error| error.to_string())?;
         let template = TurnTemplate::new(&tokenizer, &ends.ids, tools, &messages, format, role);

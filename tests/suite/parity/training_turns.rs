@@ -99,7 +99,7 @@ fn the_turns_of_a_conversation_are_those_that_trl_trains_on() {
         for conversation in &case.conversations {
             let messages = conversation.messages();
             let options = ChatOptions { tools: conversation.tools.as_ref(), ..ChatOptions::default() };
-            let encoded = tokenizer.encode_with_assistant_mask_and(&messages, 0, options);
+            let encoded = tokenizer.encode_with_assistant_mask(&messages, 0, options);
             let encoded = encoded.unwrap_or_else(|error| panic!("{}: {error}", case.template));
             let text = tokenizer.decode(&encoded.tokens, false).expect("a text");
             assert_eq!(undated(&text), conversation.text, "{}", case.template);
@@ -122,7 +122,7 @@ fn the_turns_of_a_template_that_is_set_are_found_where_it_writes_them() {
         for conversation in case.conversations.iter().filter(is_written) {
             let messages = conversation.messages();
             let options = ChatOptions { tools: conversation.tools.as_ref(), ..ChatOptions::default() };
-            let encoded = tokenizer.encode_with_assistant_mask_and(&messages, 0, options);
+            let encoded = tokenizer.encode_with_assistant_mask(&messages, 0, options);
             let encoded = encoded.unwrap_or_else(|error| panic!("{}: {error}", case.template));
             let turns = conversation.messages.iter().filter(|message| message["role"] == "assistant");
             let (found, turns) = (scored(&tokenizer, &encoded), turns.collect::<Vec<_>>());
@@ -170,7 +170,7 @@ fn rollouts_of_several_turns_use_the_templates_of_families_that_write_turns_othe
         let tokenizer = of(name).tokenizer();
         assert_eq!(tokenizer.training_family(), Some(family));
         let tokenizer = Arc::new(tokenizer.for_turns());
-        let ends = EndTokens::of(&[], &tokenizer);
+        let ends = EndTokens::new(&[], &tokenizer);
         let (format, role) = (ToolParser::Hermes, ToolRole::Tool);
         let call = format.example();
         let template = TurnTemplate::new(&tokenizer, &ends.ids, &tools, &prompt, format, role);

@@ -25,7 +25,7 @@ pub(super) struct Card {
     device: CubeDevice,
     /// The primary context, which `CubeCL` has too.
     pub context: Arc<CudaContext>,
-    /// What tells it from all other GPUs.
+    /// Unique id of the GPU.
     pub uuid: [u8; 16],
 }
 
@@ -44,14 +44,14 @@ pub(super) struct Buffer {
 
 impl Buffer {
     /// The values of a tensor, where they lie; a copy where they are not one behind the other.
-    pub fn of(tensor: Tensor<1>) -> Self {
+    pub fn new(tensor: Tensor<1>) -> Self {
         let tensor = tensor.try_into_primitive::<Cube>();
         let tensor = into_contiguous(tensor.expect("a tensor of this GPU"));
         Self { bytes: tensor.meta.num_elements() * tensor.dtype.size(), handle: tensor.handle }
     }
 }
 
-/// Where a buffer lies. While this lives its memory is neither moved nor given to others.
+/// Address of a buffer. While this lives its memory is neither moved nor given to others.
 pub(super) struct Place {
     pub at: u64,
     _held: Box<dyn Any>,
@@ -73,7 +73,7 @@ impl Card {
     ///
     /// # Errors
     /// Why it cannot be used, with what to do.
-    pub fn of(device: &Device) -> Result<Self, String> {
+    pub fn new(device: &Device) -> Result<Self, String> {
         let no_gpu = || "its device is not an NVIDIA GPU; set `device: cuda` on every rank".to_owned();
         let probe = cube_probe(device).ok_or_else(no_gpu)?;
         let CubeDevice::Cuda(cuda) = &probe.device else {
@@ -109,10 +109,10 @@ impl Card {
         Buffer { bytes, handle: self.client.empty(bytes) }
     }
 
-    /// Where buffers lie, after all that this thread asked the GPU for until now.
+    /// Addresses of buffers, after all that this thread asked the GPU for until now.
     ///
     /// # Errors
-    /// Where a buffer was never allocated, or what should be in it was not computed.
+    /// If a buffer was never allocated, or what should be in it was not computed.
     pub fn places(&self, buffers: &[&Buffer]) -> Result<Vec<Place>> {
         let place = |buffer: &&Buffer| {
             let handle = buffer.handle.clone();
@@ -138,17 +138,17 @@ impl Card {
             DType::F64 => DType::F64,
             _ => DType::F32,
         };
-        let all = self.tensor(blocks.clone(), ranks * block, dtype);
-        let mut terms = (0..ranks).map(|rank| all.clone().narrow(0, rank * block, block).cast(wide));
+        let tensor = self.tensor(blocks.clone(), ranks * block, dtype);
+        let mut terms = (0..ranks).map(|rank| tensor.clone().narrow(0, rank * block, block).cast(wide));
         let Some(first) = terms.next() else { unreachable!("a group has a rank") };
         let sum = terms.fold(first, Tensor::add).cast(dtype);
-        Buffer::of(sum)
+        Buffer::new(sum)
     }
 
     /// The first bytes of a buffer, on the host.
     ///
     /// # Errors
-    /// Where the GPU fails.
+    /// If the GPU fails.
     pub fn download(&self, buffer: &Buffer, bytes: usize) -> Result<Vec<u8>> {
         let read = self.client.read_one(buffer.handle.clone());
         let mut read = read.map_err(|error| Error::device(&error))?.to_vec();

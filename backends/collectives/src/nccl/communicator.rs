@@ -19,14 +19,14 @@ const LONG_REST: Duration = Duration::from_millis(1);
 /// Longest time that what others are still to get of a communicator that is given back takes.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a rank looks at while it waits for NCCL, and until when.
+/// State of a wait for NCCL, and its deadline.
 pub(super) struct Wait<'a> {
     pub mailbox: &'a Mailbox,
     pub deadline: Instant,
     pub seconds: u64,
     /// The rank that waits, in the whole world.
     pub rank: usize,
-    /// What it waits in.
+    /// The operation.
     pub operation: &'a dyn fmt::Display,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Communicator {
     stream: Arc<CudaStream>,
     event: CudaEvent,
     ranks: usize,
-    /// Whether nothing has gone wrong.
+    /// True if nothing has gone wrong.
     works: bool,
 }
 
@@ -181,8 +181,8 @@ impl Communicator {
         loop {
             let mut state = SUCCESS;
             // SAFETY: it was not given back before; it writes one number.
-            let asked = unsafe { (self.library.comm_get_async_error)(self.comm, &raw mut state) };
-            match (asked, state) {
+            let code = unsafe { (self.library.comm_get_async_error)(self.comm, &raw mut state) };
+            match (code, state) {
                 // SAFETY: it is not used again.
                 (SUCCESS, SUCCESS) => {
                     return going(unsafe { (self.library.comm_destroy)(self.comm) });
@@ -207,11 +207,11 @@ impl Communicator {
     fn is_settled(&self, wait: &Wait<'_>) -> Result<bool> {
         let mut state = SUCCESS;
         // SAFETY: the communicator has not been given back; it writes one number.
-        let asked = unsafe { (self.library.comm_get_async_error)(self.comm, &raw mut state) };
-        match (asked, state) {
+        let code = unsafe { (self.library.comm_get_async_error)(self.comm, &raw mut state) };
+        match (code, state) {
             (SUCCESS, SUCCESS) => Ok(true),
             (SUCCESS | IN_PROGRESS, IN_PROGRESS) => Ok(false),
-            (SUCCESS, code) | (code, _) => Err(self.failed(code, wait)),
+            (SUCCESS, failed) | (failed, _) => Err(self.failed(failed, wait)),
         }
     }
 

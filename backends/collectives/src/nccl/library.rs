@@ -95,7 +95,7 @@ functions! {
     group_end = "ncclGroupEnd": fn() -> c_int;
 }
 
-/// How to get a library.
+/// Advice on how to get a library.
 const INSTALL: &str = "install NCCL 2.14 or newer (from NVIDIA's repository: apt-get install libnccl2), or add its folder to LD_LIBRARY_PATH \
                        (of the Python package nvidia-nccl-cu12: site-packages/nvidia/nccl/lib)";
 
@@ -126,10 +126,10 @@ pub(super) fn open() -> Result<&'static Library, String> {
 fn checked(opened: &'static Opened) -> Result<Library, String> {
     let mut version: c_int = 0;
     // SAFETY: `nccl.h` declares it so since NCCL 2.0; it writes one number.
-    let asked = unsafe {
+    let code = unsafe {
         opened.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion").map(|ask| ask(&raw mut version))
     };
-    match asked {
+    match code {
         Ok(SUCCESS) if version >= OLDEST => Library::of(opened, version),
         Ok(SUCCESS) => Err(format!(
             "NCCL {} is too old: its communicators block, and a rank would wait for ever for one that is gone; {INSTALL}",
@@ -159,11 +159,11 @@ pub(super) fn path() -> Option<PathBuf> {
 }
 
 impl Library {
-    /// What NCCL says of a code, and of the last thing that went wrong.
+    /// NCCL's text of a code, and of its last error.
     pub fn text(&self, code: c_int, comm: Option<Comm>) -> String {
         // SAFETY: both give texts that end with a zero and live as long as the library, or nothing.
-        let text = |said: *const c_char| unsafe {
-            (!said.is_null()).then(|| CStr::from_ptr(said).to_string_lossy().into_owned())
+        let text = |text: *const c_char| unsafe {
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         };
         // SAFETY: the communicator, where there is one, has not been given back.
         let (error, last) = unsafe {

@@ -21,7 +21,7 @@ use std::time::Instant;
 /// Ranks of a group with a GPU each.
 #[derive(Debug)]
 pub(super) struct NcclRanks {
-    /// The same ranks, for everything but values.
+    /// These ranks, for everything but values.
     control: Arc<dyn Collective>,
     card: Arc<Card>,
     /// None after it has failed.
@@ -49,18 +49,18 @@ struct Running<'a, 'g> {
 
 impl Running<'_, '_> {
     fn waiting<T>(&self, work: impl FnOnce(&Communicator, &Wait<'_>) -> Result<T>) -> Result<T> {
-        let Staged { transport, settings, ranks, own, .. } = self.op.group;
+        let Staged { transport, settings, ranks, rank, .. } = self.op.group;
         let wait = Wait {
             mailbox: transport.mailbox(),
             deadline: self.op.deadline,
             seconds: settings.deadline.as_secs(),
-            rank: ranks[*own],
+            rank: ranks[*rank],
             operation: &self.operation,
         };
         work(self.communicator, &wait)
     }
 
-    /// Where a buffer lies, once what is in it was computed.
+    /// Address of a buffer, once its content was computed.
     fn place(&self, buffer: &Buffer) -> Result<Place> {
         let places = self.card.places(&[buffer]).map(|mut places| places.remove(0));
         places.or_else(|error| self.waiting(|_, wait| Err(wait.error(on_device(&error)))))
@@ -129,19 +129,19 @@ impl NcclRanks {
     /// An operation on values of which all ranks have as many. First they are put on the GPU and room is made for what
     /// comes, and for what sums need on the way; then headers are exchanged; then NCCL moves values. What goes wrong on
     /// the GPU before the headers goes with them, and the group can continue.
-    fn operate<V: Values>(&self, kind: OperationKind, own: V) -> std::result::Result<V, V::Error> {
-        let (element, len) = own.extent();
-        let sizes = Sizes::of(kind, element, len, self.size(), self.rank());
-        let given = own.on_card(&self.card, sizes.given);
+    fn operate<V: Values>(&self, kind: OperationKind, values: V) -> std::result::Result<V, V::Error> {
+        let (element, len) = values.extent();
+        let sizes = Sizes::new(kind, element, len, self.size(), self.rank());
+        let given = values.on_card(&self.card, sizes.given);
         let room = self.card.room(sizes.room);
         let sums = (sizes.sums > 0).then(|| self.card.room(sizes.sums));
-        let all: Vec<&Buffer> = [&given, &room].into_iter().chain(&sums).collect();
-        let places = self.card.places(&all);
+        let buffers: Vec<&Buffer> = [&given, &room].into_iter().chain(&sums).collect();
+        let places = self.card.places(&buffers);
         self.watched.look();
         // what was there for them is free for them
         drop(sums);
         let failure = places.as_ref().err().map(|error| match error {
-            Error::OutOfMemory(what) => Failure::of_memory(what),
+            Error::OutOfMemory(what) => Failure::from_oom(what),
             error => Failure::new(on_device(error)),
         });
         let mut communicator = self.communicator();
@@ -152,9 +152,9 @@ impl NcclRanks {
             };
             op.state.traffic.count(kind);
             op.state.traffic.bytes[kind as usize] += sizes.sent as u64;
-            let running = Running { operation: headers[op.group.own].to_string(), op, communicator, card: &self.card };
-            let found = running.moved((kind, element), &sizes, &room, [places[0].at, places[1].at])?;
-            V::from_card(&running, found, element, sizes.result)
+            let running = Running { operation: headers[op.group.rank].to_string(), op, communicator, card: &self.card };
+            let result = running.moved((kind, element), &sizes, &room, [places[0].at, places[1].at])?;
+            V::from_card(&running, result, element, sizes.result)
         });
         if !matches!(done, Ok(_) | Err(CollectiveError::Failed(_) | CollectiveError::Values(_))) {
             // what is under way ends here
@@ -169,14 +169,18 @@ impl NcclRanks {
     fn run<V: Values>(
         &self,
         kind: OperationKind,
-        own: V,
+        values: V,
         otherwise: impl FnOnce(&dyn Collective, V) -> std::result::Result<V, V::Error>,
     ) -> std::result::Result<V, V::Error> {
-        if self.is_left(kind, own.extent()) { otherwise(self.control.as_ref(), own) } else { self.operate(kind, own) }
+        if self.is_left(kind, values.extent()) {
+            otherwise(self.control.as_ref(), values)
+        } else {
+            self.operate(kind, values)
+        }
     }
 
-    /// Whether an operation is left to the ranks without NCCL: one on no values, one that has no sum, or one that they
-    /// refuse.
+    /// Returns true if an operation is left to the ranks without NCCL: one on no values, one that has no sum, or one
+    /// that they refuse.
     fn is_left(&self, kind: OperationKind, (element, len): (Element, usize)) -> bool {
         len == 0
             || match kind {
@@ -199,7 +203,7 @@ trait Values: Sized {
     fn on_card(self, card: &Card, bytes: usize) -> Buffer;
 
     /// So many values from the GPU.
-    fn from_card(running: &Running<'_, '_>, found: Buffer, element: Element, len: usize) -> Result<Self>;
+    fn from_card(running: &Running<'_, '_>, buffer: Buffer, element: Element, len: usize) -> Result<Self>;
 }
 
 /// On the host.
@@ -216,8 +220,8 @@ impl Values for Flat {
         card.upload(values)
     }
 
-    fn from_card(running: &Running<'_, '_>, found: Buffer, element: Element, len: usize) -> Result<Self> {
-        let bytes = running.download(&found, len * element.bytes())?;
+    fn from_card(running: &Running<'_, '_>, buffer: Buffer, element: Element, len: usize) -> Result<Self> {
+        let bytes = running.download(&buffer, len * element.bytes())?;
         Ok(Self::from_bytes(element, bytes))
     }
 }
@@ -234,37 +238,37 @@ impl Values for Tensor<1> {
         let ([len], dtype) = (self.dims(), self.dtype());
         let padding = bytes / dtype.size() - len;
         if padding == 0 {
-            return Buffer::of(self);
+            return Buffer::new(self);
         }
         let zeros = Tensor::zeros([padding], (&self.device(), dtype));
-        Buffer::of(Tensor::cat(vec![self, zeros], 0))
+        Buffer::new(Tensor::cat(vec![self, zeros], 0))
     }
 
-    fn from_card(running: &Running<'_, '_>, found: Buffer, element: Element, len: usize) -> Result<Self> {
-        Ok(running.card.tensor(found, len, dtype_of(element)))
+    fn from_card(running: &Running<'_, '_>, buffer: Buffer, element: Element, len: usize) -> Result<Self> {
+        Ok(running.card.tensor(buffer, len, dtype_of(element)))
     }
 }
 
 /// Bytes, and values of the result, of an operation.
 struct Sizes {
-    /// What a rank gives, filled up to equal blocks.
+    /// Input of a rank, padded to equal blocks.
     given: usize,
-    /// Of it, or of what comes, each rank's.
+    /// Each rank's part of the input, or of the received.
     block: usize,
-    /// What comes.
+    /// Received.
     room: usize,
-    /// What sums need besides.
+    /// Temporaries of sums.
     sums: usize,
     /// Values of the result.
     result: usize,
-    /// What leaves for other ranks, padding apart.
+    /// Sent to other ranks, without padding.
     sent: usize,
 }
 
 impl Sizes {
-    fn of(kind: OperationKind, element: Element, len: usize, ranks: usize, rank: usize) -> Self {
+    fn new(kind: OperationKind, element: Element, len: usize, ranks: usize, rank: usize) -> Self {
         let width = element.bytes();
-        let own = shard(len, ranks, rank).len();
+        let shard = shard(len, ranks, rank).len();
         let padded = len.div_ceil(ranks) * width;
         let whole = Self {
             given: len * width,
@@ -279,12 +283,14 @@ impl Sizes {
             block: padded,
             room: padded * ranks,
             sums: sum_bytes(padded, element),
-            result: own,
-            sent: (len - own) * width,
+            result: shard,
+            sent: (len - shard) * width,
         };
         match kind {
             OperationKind::ReduceScatter => summed,
-            OperationKind::AllReduce => Self { result: len, sent: (len - own + own * (ranks - 1)) * width, ..summed },
+            OperationKind::AllReduce => {
+                Self { result: len, sent: (len - shard + shard * (ranks - 1)) * width, ..summed }
+            }
             OperationKind::AllToAll => Self {
                 block: len / ranks * width,
                 room: len * width,
@@ -311,21 +317,21 @@ fn joined(control: &dyn Collective, card: &Card) -> Result<Communicator> {
         mailbox: group.transport.mailbox(),
         deadline: Instant::now() + group.settings.deadline,
         seconds: group.settings.deadline.as_secs(),
-        rank: group.ranks[group.own],
+        rank: group.ranks[group.rank],
         operation: &Joining,
     };
     let opened = library::open().map_err(|why| wait.error(why));
-    let own = match (&opened, control.rank()) {
+    let id = match (&opened, control.rank()) {
         (Ok(library), 0) => library.unique_id().map(|id| id.0.to_vec()),
         _ => Ok(Vec::new()),
     };
     // the bytes of an id, or why there is none
-    let said = control.exchange(own.unwrap_or_else(String::into_bytes))?;
+    let ids = control.exchange(id.unwrap_or_else(String::into_bytes))?;
     let library = opened?;
-    let id = <[u8; ID]>::try_from(said[0].as_slice()).map_err(|_| CollectiveError::Nccl {
+    let id = <[u8; ID]>::try_from(ids[0].as_slice()).map_err(|_| CollectiveError::Nccl {
         rank: group.ranks[0],
         operation: Joining.to_string(),
-        message: String::from_utf8_lossy(&said[0]).into_owned(),
+        message: String::from_utf8_lossy(&ids[0]).into_owned(),
     })?;
     let place = (UniqueId(id), control.rank(), control.size());
     Communicator::join(library, &card.context, place, &wait)
@@ -350,20 +356,20 @@ impl Collective for NcclRanks {
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let group = self.control.split(color, key)?;
-        let own = Self::over(group, Arc::clone(&self.card))?;
-        Ok(Arc::new(Self { watched: self.watched.clone(), ..own }))
+        let split = Self::over(group, Arc::clone(&self.card))?;
+        Ok(Arc::new(Self { watched: self.watched.clone(), ..split }))
     }
 
-    fn all_gather(&self, own: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllGather, own, Collective::all_gather)
+    fn all_gather(&self, values: Flat) -> Result<Flat> {
+        self.run(OperationKind::AllGather, values, Collective::all_gather)
     }
 
-    fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.run(OperationKind::ReduceScatter, all, Collective::reduce_scatter)
+    fn reduce_scatter(&self, values: Flat) -> Result<Flat> {
+        self.run(OperationKind::ReduceScatter, values, Collective::reduce_scatter)
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllReduce, own, Collective::all_reduce)
+    fn all_reduce(&self, values: Flat) -> Result<Flat> {
+        self.run(OperationKind::AllReduce, values, Collective::all_reduce)
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
@@ -378,32 +384,32 @@ impl Collective for NcclRanks {
         self.watched.set(look);
     }
 
-    fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllGather, own, Collective::all_gather_tensor)
+    fn all_gather_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        self.run(OperationKind::AllGather, tensor, Collective::all_gather_tensor)
     }
 
-    fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::ReduceScatter, all, Collective::reduce_scatter_tensor)
+    fn reduce_scatter_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        self.run(OperationKind::ReduceScatter, tensor, Collective::reduce_scatter_tensor)
     }
 
-    fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllReduce, own, Collective::all_reduce_tensor)
+    fn all_reduce_tensor(&self, tensor: Tensor<1>) -> TensorResult {
+        self.run(OperationKind::AllReduce, tensor, Collective::all_reduce_tensor)
     }
 
     fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
         self.run(OperationKind::AllToAll, blocks, Collective::all_to_all_tensor)
     }
 
-    fn send(&self, to: usize, own: Flat) -> Result<()> {
-        self.control.send(to, own)
+    fn send(&self, to: usize, values: Flat) -> Result<()> {
+        self.control.send(to, values)
     }
 
     fn receive(&self, from: usize, len: usize, element: Element) -> Result<Flat> {
         self.control.receive(from, len, element)
     }
 
-    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.control.exchange(own)
+    fn exchange(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.control.exchange(bytes)
     }
 
     fn agree(&self, failure: Option<Failure>) -> Result<()> {

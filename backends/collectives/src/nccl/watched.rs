@@ -4,7 +4,7 @@ use super::super::Look;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What looks at memory when an operation has its buffers.
+/// Callback that reads memory when an operation has its buffers.
 #[derive(Clone, Default)]
 pub(super) struct Watched(Arc<Mutex<Option<Look>>>);
 

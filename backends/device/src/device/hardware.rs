@@ -1,4 +1,4 @@
-//! What a device is: the CPU backend or a GPU, and the largest buffer that it allocates.
+//! Kind of a device, the CPU backend or a GPU, and the largest buffer that it allocates.
 
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
@@ -8,14 +8,13 @@ use burn::{backend::Cube, tensor::Tensor};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn_cubecl::tensor::CubeTensor;
 
-/// Whether a device is the CPU backend, whose tensors lie in host memory.
-#[must_use]
+/// Returns true if a device is the CPU backend, whose tensors lie in host memory.
 pub fn is_cpu(device: &Device) -> bool {
     device.clone().inner() == Device::flex()
 }
 
-/// Whether a device is hardware of its own that computes asynchronously: neither the CPU backend nor a software driver.
-#[must_use]
+/// Returns true if a device is hardware of its own that computes asynchronously: neither the CPU backend nor a software
+/// driver.
 pub fn is_accelerator(device: &Device) -> bool {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     let software = device.identity().is_some_and(|identity| identity.physical.is_none());
@@ -24,14 +23,13 @@ pub fn is_accelerator(device: &Device) -> bool {
     !is_cpu(device) && !software
 }
 
-/// Whether a device is an integrated GPU, whose memory is the host's. Opens nothing.
+/// Returns true if a device is an integrated GPU, whose memory is the host's. Opens nothing.
 #[cfg(feature = "wgpu")]
-#[must_use]
 pub fn is_integrated(device: &Device) -> bool {
     // more than a machine has
     const NUMBERS: std::ops::Range<usize> = 0..16;
     let device = device.clone().inner();
-    let is = |own: fn(DeviceKind) -> Device| NUMBERS.map(DeviceKind::IntegratedGpu).any(|kind| own(kind) == device);
+    let is = |open: fn(DeviceKind) -> Device| NUMBERS.map(DeviceKind::IntegratedGpu).any(|kind| open(kind) == device);
     #[cfg(feature = "vulkan")]
     if is(Device::vulkan) {
         return true;
@@ -39,16 +37,14 @@ pub fn is_integrated(device: &Device) -> bool {
     is(Device::wgpu)
 }
 
-/// Whether a device is an integrated GPU: a build without wgpu knows none.
+/// Returns true if a device is an integrated GPU: a build without wgpu knows none.
 #[cfg(not(feature = "wgpu"))]
-#[must_use]
 pub fn is_integrated(_device: &Device) -> bool {
     false
 }
 
 /// A tensor of one number on a GPU, for its `CubeCL` client and device; `None` on the CPU.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-#[must_use]
 pub fn cube_probe(device: &Device) -> Option<CubeTensor> {
     if is_cpu(device) {
         return None;
@@ -61,7 +57,6 @@ pub fn cube_probe(device: &Device) -> Option<CubeTensor> {
 /// Bytes of the largest buffer, and so of the largest tensor, that a device allocates; `None` on the CPU, which has no
 /// such limit.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-#[must_use]
 pub fn largest_buffer(device: &Device) -> Option<u64> {
     let probe = cube_probe(device)?;
     Some(probe.client.properties().memory.max_page_size)
@@ -70,7 +65,6 @@ pub fn largest_buffer(device: &Device) -> Option<u64> {
 /// Bytes of the largest buffer, and so of the largest tensor, that a device allocates; `None` on the CPU, which has no
 /// such limit.
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-#[must_use]
 pub fn largest_buffer(_device: &Device) -> Option<u64> {
     None
 }

@@ -17,7 +17,7 @@ pub(super) fn find(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
 }
 
 fn server(error: &ServerError) -> Option<OutOfMemory> {
-    let found = match error {
+    let memory = match error {
         ServerError::Io(error) => io(error),
         ServerError::Launch(error) => launch(error),
         // what was read was never written: the root says why
@@ -27,7 +27,7 @@ fn server(error: &ServerError) -> Option<OutOfMemory> {
         ServerError::Generic { reason, .. } => phrases::find(reason),
         _ => None,
     };
-    found.map(|what| OutOfMemory { message: one_line(&error.to_string()), ..what })
+    memory.map(|what| OutOfMemory { message: one_line(&error.to_string()), ..what })
 }
 
 /// A device that was lost: the words of its driver or of wgpu say why.

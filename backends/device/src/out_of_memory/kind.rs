@@ -32,7 +32,7 @@ pub struct OutOfMemory {
     pub bytes: Option<u64>,
     /// The crate and the error, or the system's call, that reported it.
     pub origin: &'static str,
-    /// What the source says, on one line and without backtraces. Empty for [`MemoryErrorKind::Limit`].
+    /// Message of the source, on one line and without backtraces. Empty for [`MemoryErrorKind::Limit`].
     pub message: String,
     /// The device was lost with it: nothing else runs on it in this process.
     pub device_lost: bool,
@@ -40,7 +40,6 @@ pub struct OutOfMemory {
 
 impl OutOfMemory {
     /// More bytes were in use than `memory.limit` allows.
-    #[must_use]
     pub fn over_limit(in_use: u64, allowed: u64) -> Self {
         Self {
             kind: MemoryErrorKind::Limit { allowed },
@@ -52,7 +51,6 @@ impl OutOfMemory {
     }
 
     /// The system refused host memory of so many bytes, where they are known.
-    #[must_use]
     pub fn system(bytes: Option<u64>, origin: &'static str, error: &(dyn std::error::Error + 'static)) -> Self {
         Self { kind: MemoryErrorKind::System, bytes, origin, message: one_line(&error.to_string()), device_lost: false }
     }
@@ -101,13 +99,13 @@ impl fmt::Display for OutOfMemory {
 impl std::error::Error for OutOfMemory {}
 
 /// A message on one line, without the backtraces that `CubeCL` and Burn add: names of functions there are no report.
-#[must_use]
 pub fn one_line(message: &str) -> String {
-    let said = message.lines().map(str::trim);
-    said.filter(|line| !line.is_empty() && !is_backtrace(line)).collect::<Vec<&str>>().join(" ")
+    let lines = message.lines().map(str::trim);
+    lines.filter(|line| !line.is_empty() && !is_backtrace(line)).collect::<Vec<&str>>().join(" ")
 }
 
-/// Whether a line is a backtrace's heading, one of its frames (`12: name`), or the place of one (`at file.rs:3:5`).
+/// Returns true if a line is a backtrace's heading, one of its frames (`12: name`), or the place of one (`at
+/// file.rs:3:5`).
 fn is_backtrace(line: &str) -> bool {
     let heading = ["Backtrace", "Backtrace:", "Asked at:", "No backtrace available"];
     let frame = line

@@ -4,7 +4,7 @@
 use super::kind::{MemoryErrorKind, OutOfMemory, one_line};
 use crate::device_lost::is_lost;
 
-/// Where a message has the bytes that were asked for. Words that need a number beside them are no sign without it.
+/// Place of the requested bytes in a message. Words that need a number beside them are no sign without it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bytes {
     /// Directly before the words.
@@ -22,7 +22,7 @@ pub(super) struct Phrase {
     pub words: &'static str,
     /// Whose memory.
     pub kind: MemoryErrorKind,
-    /// Where the bytes are.
+    /// Place of the bytes.
     pub bytes: Bytes,
     /// The crate and the error that has these words.
     pub origin: &'static str,

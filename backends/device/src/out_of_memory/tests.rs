@@ -7,14 +7,14 @@ use burn_std::ExecutionError;
 use std::error::Error;
 use std::io;
 
-/// What an error says: whose memory, and how much of it.
-type Said = (MemoryErrorKind, Option<u64>);
+/// Summary of an error: whose memory, and how much of it.
+type Summary = (MemoryErrorKind, Option<u64>);
 
-fn said(what: Option<OutOfMemory>) -> Option<Said> {
+fn summary(what: Option<OutOfMemory>) -> Option<Summary> {
     what.map(|what| (what.kind, what.bytes))
 }
 
-/// What Burn makes of an error of a backend: its text.
+/// Burn's form of an error of a backend: its text.
 fn in_burn(message: &(impl ToString + ?Sized)) -> ExecutionError {
     ExecutionError::with_context(message.to_string())
 }
@@ -30,15 +30,15 @@ fn memory_that_the_system_refuses_is_recognised_by_type_and_by_text() {
     let errors: [&(dyn Error + 'static); 3] = [&refused, &mapped, &io::Error::from(io::ErrorKind::OutOfMemory)];
     for error in errors {
         let expected = Some((MemoryErrorKind::System, None));
-        assert_eq!(said(OutOfMemory::in_error(error)), expected, "{error}");
+        assert_eq!(summary(OutOfMemory::in_error(error)), expected, "{error}");
         // a message that lost its type, as of a panic; of the last there is no more than the kind's own name
         if error.to_string() != "out of memory" {
-            assert_eq!(said(find(&error.to_string())), expected, "{error}");
+            assert_eq!(summary(find(&error.to_string())), expected, "{error}");
         }
     }
     let pages = map_pages(TOO_MUCH).expect_err("too much");
     let expected = (MemoryErrorKind::System, Some(TOO_MUCH as u64));
-    assert_eq!(said(OutOfMemory::in_error(&pages)), Some(expected));
+    assert_eq!(summary(OutOfMemory::in_error(&pages)), Some(expected));
     assert!(pages.to_string().contains(&format!("{TOO_MUCH} bytes")));
 }
 
@@ -46,10 +46,10 @@ fn memory_that_the_system_refuses_is_recognised_by_type_and_by_text() {
 fn an_error_is_found_below_those_that_wrap_it() {
     let refused = Vec::<u8>::new().try_reserve_exact(TOO_MUCH).unwrap_err();
     let wrapped = io::Error::other(io::Error::other(refused));
-    assert_eq!(said(OutOfMemory::in_error(&wrapped)), Some((MemoryErrorKind::System, None)));
+    assert_eq!(summary(OutOfMemory::in_error(&wrapped)), Some((MemoryErrorKind::System, None)));
     let limit = io::Error::other(OutOfMemory::over_limit(3, 2));
-    let found = OutOfMemory::in_error(&limit);
-    assert_eq!(found, Some(OutOfMemory::over_limit(3, 2)));
+    let memory = OutOfMemory::in_error(&limit);
+    assert_eq!(memory, Some(OutOfMemory::over_limit(3, 2)));
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn a_panic_is_recognised_by_its_text_whatever_string_it_holds() {
         std::panic::catch_unwind(|| panic!("wgpu error: Out of Memory")),
     ] {
         let payload = payload.expect_err("a panic");
-        let found = OutOfMemory::in_panic(payload.as_ref()).expect("memory that ran out");
-        assert_eq!(found.kind, MemoryErrorKind::Driver);
-        assert_eq!(found.message, "wgpu error: Out of Memory");
+        let memory = OutOfMemory::in_panic(payload.as_ref()).expect("memory that ran out");
+        assert_eq!(memory.kind, MemoryErrorKind::Driver);
+        assert_eq!(memory.message, "wgpu error: Out of Memory");
     }
     assert_eq!(OutOfMemory::in_panic(&7), None);
 }
@@ -92,10 +92,10 @@ fn messages_of_drivers_are_recognised() {
     ];
     for (message, kind) in messages {
         let burn = in_burn(message);
-        assert_eq!(said(OutOfMemory::in_error(&burn)), Some((kind, None)), "{message}");
+        assert_eq!(summary(OutOfMemory::in_error(&burn)), Some((kind, None)), "{message}");
     }
     let aborted = find("memory allocation of 4096 bytes failed");
-    assert_eq!(said(aborted), Some((MemoryErrorKind::System, Some(4096))));
+    assert_eq!(summary(aborted), Some((MemoryErrorKind::System, Some(4096))));
 }
 
 #[test]
@@ -140,10 +140,10 @@ fn a_lost_device_is_told_with_the_memory_that_ran_out_before() {
 fn messages_are_told_on_one_line_without_backtraces() {
     let message = "An IO error happened\nCaused by:\n  out of device memory allocating 12 bytes\n   0: a::frame\n             \
                    at src/a.rs:1:2\nAsked at:\nNo backtrace available";
-    let found = OutOfMemory::in_error(&in_burn(message)).unwrap();
+    let memory = OutOfMemory::in_error(&in_burn(message)).unwrap();
     let expected = "An IO error happened Caused by: out of device memory allocating 12 bytes";
-    assert_eq!(found.message, expected);
-    assert_eq!(found.to_string(), format!("the device's memory pool could not reserve 12 bytes: {expected}"));
+    assert_eq!(memory.message, expected);
+    assert_eq!(memory.to_string(), format!("the device's memory pool could not reserve 12 bytes: {expected}"));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn every_phrase_can_be_found_and_names_its_origin() {
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod of_cubecl {
-    use super::{MemoryErrorKind, OutOfMemory, Said, find, in_burn, said};
+    use super::{MemoryErrorKind, OutOfMemory, Summary, find, in_burn, summary};
     use cubecl::server::{IoError, LaunchError, ServerError};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -178,7 +178,7 @@ mod of_cubecl {
         IoError::Unknown { description: description.to_owned(), backtrace: empty() }
     }
 
-    fn io_errors() -> Vec<(IoError, Said)> {
+    fn io_errors() -> Vec<(IoError, Summary)> {
         let mapping = IoError::StorageMappingFailed { size: SIZE, source: Box::new(full()), backtrace: empty() };
         let big = IoError::BufferTooBig { size: SIZE, backtrace: empty() };
         let pages = IoError::PageSizesExhausted { size: SIZE, backtrace: empty() };
@@ -201,7 +201,7 @@ mod of_cubecl {
         LaunchError::OutOfMemory { reason: "a kernel".into(), backtrace: empty() }
     }
 
-    /// What a read reports of a buffer that was never written.
+    /// Error of reading a buffer that was never written.
     fn unwritten(root: ServerError) -> ServerError {
         let read = ServerError::Unwritten {
             failure: 3,
@@ -216,18 +216,18 @@ mod of_cubecl {
     #[test]
     fn errors_say_the_same_by_type_as_text_of_burn_and_as_a_panic() {
         let io = io_errors().into_iter();
-        let io = io.map(|(error, said)| (ServerError::Io(error), said));
+        let io = io.map(|(error, summary)| (ServerError::Io(error), summary));
         let launch = (ServerError::Launch(launch()), (MemoryErrorKind::Driver, None));
         for (error, expected) in io.chain([launch]) {
             let expected = Some(expected);
             for error in [error.clone(), unwritten(error)] {
-                assert_eq!(said(OutOfMemory::in_error(&error)), expected, "{error}");
+                assert_eq!(summary(OutOfMemory::in_error(&error)), expected, "{error}");
                 let burn = in_burn(&error);
-                assert_eq!(said(OutOfMemory::in_error(&burn)), expected, "{burn}");
+                assert_eq!(summary(OutOfMemory::in_error(&burn)), expected, "{burn}");
                 // as `Result::unwrap` does
                 let panic = catch_unwind(AssertUnwindSafe(|| panic!("{error:?}")));
                 let panic = panic.expect_err("an error");
-                assert_eq!(said(OutOfMemory::in_panic(panic.as_ref())), expected);
+                assert_eq!(summary(OutOfMemory::in_panic(panic.as_ref())), expected);
             }
         }
     }
@@ -235,10 +235,10 @@ mod of_cubecl {
     #[test]
     fn errors_below_a_servers_say_it_too() {
         for (error, expected) in io_errors() {
-            assert_eq!(said(OutOfMemory::in_error(&error)), Some(expected));
+            assert_eq!(summary(OutOfMemory::in_error(&error)), Some(expected));
         }
-        let found = OutOfMemory::in_error(&launch()).map(|what| what.kind);
-        assert_eq!(found, Some(MemoryErrorKind::Driver));
+        let memory = OutOfMemory::in_error(&launch()).map(|what| what.kind);
+        assert_eq!(memory, Some(MemoryErrorKind::Driver));
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod of_cubecl {
 
 #[cfg(feature = "wgpu")]
 mod of_wgpu {
-    use super::{MemoryErrorKind, OutOfMemory, find, in_burn, said};
+    use super::{MemoryErrorKind, OutOfMemory, find, in_burn, summary};
     use burn_std::ExecutionError;
     use cubecl::wgpu::wgpu::wgc::device::DeviceError;
     use cubecl::wgpu::wgpu::wgc::resource::CreateBufferError;
@@ -275,11 +275,11 @@ mod of_wgpu {
         let source = Box::new(CreateBufferError::Device(DeviceError::OutOfMemory));
         let full = Error::OutOfMemory { source };
         let expected = Some((MemoryErrorKind::Driver, None));
-        assert_eq!(said(OutOfMemory::in_error(&full)), expected);
-        assert_eq!(said(OutOfMemory::in_panic(&format!("wgpu error: {full}"))), expected);
+        assert_eq!(summary(OutOfMemory::in_error(&full)), expected);
+        assert_eq!(summary(OutOfMemory::in_panic(&format!("wgpu error: {full}"))), expected);
         let core = DeviceError::OutOfMemory;
-        assert_eq!(said(OutOfMemory::in_error(&core)), expected);
-        assert_eq!(said(find(&core.to_string())), expected);
+        assert_eq!(summary(OutOfMemory::in_error(&core)), expected);
+        assert_eq!(summary(find(&core.to_string())), expected);
 
         let big = CreateBufferError::MaxBufferSize { requested: 1 << 32, maximum: 1 << 31 };
         let (text, expected) = (big.to_string(), Some((MemoryErrorKind::Buffer, Some(1 << 32))));
@@ -287,8 +287,8 @@ mod of_wgpu {
             description: format!("Validation Error\n\nCaused by:\n  {text}\n"),
             source: Box::new(big),
         };
-        assert_eq!(said(OutOfMemory::in_error(&refused)), expected);
-        assert_eq!(said(OutOfMemory::in_panic(&format!("wgpu error: {refused}"))), expected);
+        assert_eq!(summary(OutOfMemory::in_error(&refused)), expected);
+        assert_eq!(summary(OutOfMemory::in_panic(&format!("wgpu error: {refused}"))), expected);
     }
 
     /// As `CubeCL`'s callback puts it: the reason and the message, which wgpu-core takes from wgpu-hal.
@@ -298,8 +298,8 @@ mod of_wgpu {
             let reason = format!("{:?}: {error}", DeviceLostReason::Unknown);
             OutOfMemory::in_error(&ExecutionError::device_poisoned(reason))
         };
-        let found = lost(hal::DeviceError::OutOfMemory).expect("memory that ran out");
-        assert!(found.device_lost && found.kind == MemoryErrorKind::Driver);
+        let memory = lost(hal::DeviceError::OutOfMemory).expect("memory that ran out");
+        assert!(memory.device_lost && memory.kind == MemoryErrorKind::Driver);
         assert_eq!(lost(hal::DeviceError::Lost), None);
         assert_eq!(lost(hal::DeviceError::Unexpected), None);
         let error =

@@ -1,4 +1,4 @@
-//! Whether memory was refused in a stretch of work.
+//! Detection of refused memory in a stretch of work.
 //!
 //! `CubeCL` keeps a failure with the buffers that it left unwritten, and reports it where one of them is read. It
 //! forgets a buffer's failure when a later kernel writes to the buffer, be it to another part of it: of a concatenation
@@ -19,7 +19,7 @@ impl Watch {
     /// Begins to watch what is asked of a device from now on. Does not wait for the device.
     ///
     /// # Errors
-    /// Where the device cannot be asked.
+    /// If the device cannot be asked.
     pub fn start(device: &Device) -> Result<Self> {
         #[cfg(feature = "cuda")]
         return cuda::Window::open(device).map(Self);

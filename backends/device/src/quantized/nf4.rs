@@ -39,7 +39,6 @@ const BLOCKS: usize = 256;
 /// bitsandbytes' `create_dynamic_map`: seven decades, each cut into twice as many equal parts as the one below it,
 /// entries in their middles; then 0 and 1. Rounded as torch rounds it. The signed map has scales of `nf4` and first
 /// moments, the other one second moments.
-#[must_use]
 pub fn dynamic_map(signed: bool) -> [f32; SCALE_MAP] {
     let decades = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0];
     let mut values = Vec::with_capacity(SCALE_MAP);
@@ -145,8 +144,8 @@ fn encode_scales(absmax: &mut [f32], layout: QuantizedLayout, rest: &mut [f32]) 
     let (codes, rest) = rest.split_at_mut(layout.groups_at() - layout.code_words());
     let (groups, rest) = rest.split_at_mut(layout.groups());
     let codes = bytes_mut(codes).chunks_mut(NF4_GROUP);
-    for ((codes, own), group) in codes.zip(absmax.chunks(NF4_GROUP)).zip(groups) {
-        let (top, scaled) = scaled(own, NF4_GROUP);
+    for ((codes, scales), group) in codes.zip(absmax.chunks(NF4_GROUP)).zip(groups) {
+        let (top, scaled) = scaled(scales, NF4_GROUP);
         for (code, x) in codes.iter_mut().zip(scaled) {
             *code = MIDPOINTS.partition_point(|&middle| x > middle) as u8;
         }
@@ -175,8 +174,8 @@ pub(super) fn widen(words: &[f32], layout: QuantizedLayout, first: usize, out: &
         let absmax = scaled + offset;
         let entries: [f32; CODE_MAP] = std::array::from_fn(|code| code_map[code] * absmax);
         let stop = end.min((block + 1) * NF4_BLOCK);
-        let (own, others) = rest.split_at_mut(stop - at);
-        widen_block(codes, at, &entries, own);
+        let (part, others) = rest.split_at_mut(stop - at);
+        widen_block(codes, at, &entries, part);
         (at, rest) = (stop, others);
     }
 }
@@ -201,7 +200,7 @@ fn widen_block(codes: &[u8], at: usize, entries: &[f32; CODE_MAP], out: &mut [f3
     }
 }
 
-/// What bitsandbytes stores of a matrix in `nf4`: the tensors of a checkpoint.
+/// Tensors that bitsandbytes stores for a matrix in `nf4`.
 #[derive(Clone, Copy, Debug)]
 pub struct Nf4Parts<'a> {
     /// `weight`: two codes a byte.
@@ -224,16 +223,16 @@ pub struct Nf4Parts<'a> {
 /// Names the part whose length is not that of a matrix of this shape.
 pub fn nf4_from_parts(shape: [usize; 2], parts: Nf4Parts<'_>) -> Result<HostTensor, String> {
     let layout = QuantizedLayout::new(BaseFormat::Nf4, shape);
-    for (name, found, expected) in [
+    for (name, len, expected) in [
         ("weight", parts.codes.len(), layout.numbers().div_ceil(2)),
         ("weight.absmax", parts.scales.len(), layout.blocks()),
         ("weight.nested_absmax", parts.groups.len(), layout.groups()),
         ("weight.nested_quant_map", parts.scale_map.len(), SCALE_MAP),
         ("weight.quant_map", parts.code_map.len(), CODE_MAP),
     ] {
-        if found != expected {
+        if len != expected {
             return Err(format!(
-                "{name} has {found} elements, but a matrix of shape {shape:?} in blocks of {NF4_BLOCK} has {expected}"
+                "{name} has {len} elements, but a matrix of shape {shape:?} in blocks of {NF4_BLOCK} has {expected}"
             ));
         }
     }

@@ -103,14 +103,14 @@ fn nf4_codes_scales_and_widened_numbers_are_those_of_bitsandbytes_to_the_bit() {
             code_map: &golden.nf4,
         };
         let theirs = nf4_from_parts(*shape, parts).unwrap();
-        let own = quantize(&inputs(golden.seed, *shape), layout);
-        assert_eq!(bits(own.words()), bits(theirs.words()), "{shape:?}");
-        let wide = widened(own.words(), layout);
+        let ours = quantize(&inputs(golden.seed, *shape), layout);
+        assert_eq!(bits(ours.words()), bits(theirs.words()), "{shape:?}");
+        let wide = widened(ours.words(), layout);
         assert_eq!(fnv(&wide), nf4.widened, "{shape:?}");
         if let Some(numbers) = &nf4.numbers {
             assert_eq!(bits(&wide), bits(numbers));
         }
-        assert_eq!(own.bytes(), layout.bytes());
+        assert_eq!(ours.bytes(), layout.bytes());
     }
 }
 
@@ -119,11 +119,11 @@ fn int8_codes_scales_and_widened_numbers_are_those_of_bitsandbytes_to_the_bit() 
     let golden = golden();
     for Case { shape, int8, .. } in &golden.cases {
         let layout = QuantizedLayout::new(BaseFormat::Int8, *shape);
-        let own = quantize(&inputs(golden.seed, *shape), layout);
-        let (codes, scales) = own.words().split_at(layout.code_words());
+        let ours = quantize(&inputs(golden.seed, *shape), layout);
+        let (codes, scales) = ours.words().split_at(layout.code_words());
         assert_eq!(bytes(codes)[..layout.numbers()], hex(&int8.codes), "{shape:?}");
         assert_eq!(bits(scales), bits(&int8.scales), "{shape:?}");
-        let wide = widened(own.words(), layout);
+        let wide = widened(ours.words(), layout);
         assert_eq!(fnv(&wide), int8.widened, "{shape:?}");
         if let Some(numbers) = &int8.numbers {
             assert_eq!(bits(&wide), bits(numbers));
@@ -136,12 +136,12 @@ fn rows_widen_alone_as_they_do_with_all_others() {
     for format in BaseFormat::ALL {
         let shape = [37, 43];
         let layout = QuantizedLayout::new(format, shape);
-        let own = quantize(&inputs(3, shape), layout);
-        let whole = widened(own.words(), layout);
+        let ours = quantize(&inputs(3, shape), layout);
+        let whole = widened(ours.words(), layout);
         for (row, expected) in whole.chunks(shape[1]).enumerate() {
-            let mut found = vec![0.0; shape[1]];
-            widen_rows(own.words(), layout, row, &mut found);
-            assert_eq!(bits(&found), bits(expected), "{format}, row {row}");
+            let mut part = vec![0.0; shape[1]];
+            widen_rows(ours.words(), layout, row, &mut part);
+            assert_eq!(bits(&part), bits(expected), "{format}, row {row}");
         }
     }
 }

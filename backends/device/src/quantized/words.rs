@@ -5,7 +5,7 @@ pub(super) fn bytes(words: &[f32]) -> &[u8] {
     bytemuck::cast_slice(words)
 }
 
-/// The same to write.
+/// [`bytes`] to write.
 pub(super) fn bytes_mut(words: &mut [f32]) -> &mut [u8] {
     bytemuck::cast_slice_mut(words)
 }

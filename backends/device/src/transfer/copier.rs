@@ -24,21 +24,19 @@ pub struct Copier {
 
 impl Copier {
     /// A copier without a thread: every copy is finished when its call returns.
-    #[must_use]
     pub fn synchronous() -> Self {
         Self { jobs: None, thread: None, streams: None }
     }
 
     /// A copier of a device with its own thread. Falls back to a synchronous one, with a warning, where no thread can
     /// be started.
-    #[must_use]
     pub fn asynchronous(device: &Device) -> Self {
         let (jobs, queue) = channel::<Job>();
         let started = std::thread::Builder::new()
             .name("firebrick-copier".into())
             .spawn(move || queue.into_iter().for_each(|job| job()));
         match started {
-            Ok(thread) => Self { jobs: Some(jobs), thread: Some(thread), streams: CopyStreams::of(device) },
+            Ok(thread) => Self { jobs: Some(jobs), thread: Some(thread), streams: CopyStreams::new(device) },
             Err(e) => {
                 tracing::warn!("cannot start the copy thread ({e}); copies run synchronously");
                 Self::synchronous()
@@ -46,21 +44,18 @@ impl Copier {
         }
     }
 
-    /// Whether copies run concurrently with the computation.
-    #[must_use]
+    /// Returns true if copies run concurrently with the computation.
     pub fn is_asynchronous(&self) -> bool {
         self.jobs.is_some()
     }
 
-    /// Whether copies run beside kernels on the device.
-    #[must_use]
+    /// Returns true if copies run beside kernels on the device.
     pub fn overlaps_kernels(&self) -> bool {
         self.streams.is_some()
     }
 
     /// Starts copying a matrix to the host, after all that the device was asked for until now. The matrix is `[rows,
     /// columns]`.
-    #[must_use]
     pub fn download(&self, matrix: Tensor<2>) -> Download {
         match &self.streams {
             Some(streams) => Download::beside_kernels(streams.read_matrix(matrix)),
@@ -69,7 +64,6 @@ impl Copier {
     }
 
     /// Starts copying indices to the host, likewise. They are `[count]`.
-    #[must_use]
     pub fn download_indices(&self, indices: Tensor<1, Int>) -> Download {
         match &self.streams {
             Some(streams) => Download::beside_kernels(streams.read_indices(indices)),
@@ -78,7 +72,6 @@ impl Copier {
     }
 
     /// Begins to copy matrices to the device.
-    #[must_use]
     pub fn upload(&self, matrices: Vec<HostTensor>, device: &Device) -> Upload {
         match &self.streams {
             Some(streams) => Upload::beside_kernels(streams, matrices),

@@ -49,7 +49,7 @@ fn computing() -> Stream {
     Stream::from_id(StreamId::current())
 }
 
-/// What `later` is asked for from now on waits for what `earlier` was asked for until now, on the device.
+/// Work of `later` from now on waits for the work of `earlier` so far, on the device.
 fn order(client: &Client, earlier: Stream, later: Stream) {
     let mark = earlier.enter(|| client.empty(MARK));
     later.enter(|| client.write(&mark, Bytes::from_bytes_vec(vec![0; MARK])));
@@ -70,7 +70,7 @@ impl fmt::Debug for CopyStreams {
 
 impl CopyStreams {
     /// `None` where copies and kernels share one queue.
-    pub fn of(device: &Device) -> Option<Self> {
+    pub fn new(device: &Device) -> Option<Self> {
         let probe = cube_probe(device)?;
         let beside = match probe.device {
             CubeDevice::Cuda(_) => Backend::Cuda.overlaps_copies(),
@@ -152,7 +152,7 @@ async fn asked_for() {
 pub(super) struct Incoming {
     client: Client,
     room: Vec<CubeTensor>,
-    /// What is still to be asked for.
+    /// Parts still to be requested.
     bytes: Vec<Bytes>,
 }
 

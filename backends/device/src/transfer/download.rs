@@ -23,11 +23,11 @@ pub struct Download {
     reading: Option<Reading>,
     done: Option<Result<TensorData>>,
     arrival: Arrival,
-    /// Whether the device writes to its destination until the copy was waited for, whoever has dropped it meanwhile.
+    /// True if the device writes to its destination until the copy was waited for, whoever has dropped it meanwhile.
     written_to: bool,
 }
 
-/// What memory data arrive in.
+/// Memory that data arrive in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Arrival {
     /// The result's own.
@@ -42,7 +42,7 @@ impl Arrival {
     fn from(device: &Device) -> Self {
         if is_cpu(device) {
             Self::Own
-        } else if CopyStreams::of(device).is_some() {
+        } else if CopyStreams::new(device).is_some() {
             Self::Pinned
         } else {
             Self::Mapped
@@ -58,7 +58,6 @@ impl std::fmt::Debug for Download {
 
 impl Download {
     /// Starts copying a matrix, in the queue of the device's kernels. The matrix is `[rows, columns]`.
-    #[must_use]
     pub fn matrix(tensor: Tensor<2>) -> Self {
         Self::in_queue(&tensor.device(), async move {
             let data = tensor.into_data_async().await;
@@ -67,7 +66,6 @@ impl Download {
     }
 
     /// Starts copying indices, likewise. They are `[count]`.
-    #[must_use]
     pub fn indices(tensor: Tensor<1, Int>) -> Self {
         Self::in_queue(&tensor.device(), async move {
             let data = tensor.into_data_async().await;
@@ -151,13 +149,13 @@ impl HostTensor {
     /// Copies a matrix to the host. Waits until it is computed. The tensor is `[rows, columns]`.
     ///
     /// # Errors
-    /// Where the device reports an error, or does not answer within ten minutes.
+    /// If the device reports an error, or does not answer within ten minutes.
     pub fn download(tensor: Tensor<2>) -> Result<Self> {
         Download::matrix(tensor).finish_matrix()
     }
 
-    /// The same into pinned memory, where the backend can: for what goes back to the device. The tensor is `[rows,
-    /// columns]`.
+    /// [`HostTensor::download`] into pinned memory, where the backend can: for what goes back to the device. The tensor
+    /// is `[rows, columns]`.
     ///
     /// # Errors
     /// As [`Self::download`].

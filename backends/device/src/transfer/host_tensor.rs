@@ -16,39 +16,35 @@ const GRAIN: usize = 1 << 15;
 #[derive(Clone, Debug)]
 pub struct HostTensor {
     data: TensorData,
-    /// Whether its clones share its memory, which is then not to be written to.
+    /// True if its clones share its memory, which is then not to be written to.
     shared: bool,
-    /// Whether its elements are bits of something else, to be copied as they are.
+    /// True if its elements are bits of something else, to be copied as they are.
     verbatim: bool,
 }
 
 impl HostTensor {
     /// A matrix as Burn holds it.
-    #[must_use]
     pub fn from_data(data: TensorData) -> Self {
         Self { data, shared: false, verbatim: false }
     }
 
     /// The values as Burn holds them.
-    #[must_use]
     pub fn into_data(self) -> TensorData {
         self.data
     }
 
     /// f32 values in row-major order.
-    #[must_use]
     pub fn from_values(values: Vec<f32>, shape: [usize; 2]) -> Self {
         Self::from_data(TensorData::new(values, shape))
     }
 
     /// Rows of 32-bit words, as floats with these bits: no device converts them to a float type of its own.
-    #[must_use]
     pub fn verbatim(words: Vec<f32>, rows: usize) -> Self {
         let columns = words.len() / rows;
         Self::from_values(words, [rows, columns]).into_verbatim()
     }
 
-    /// The same elements, taken for words as in [`Self::verbatim`]. They must be in f32.
+    /// These elements, taken for words as in [`Self::verbatim`]. They must be in f32.
     #[must_use]
     pub fn into_verbatim(mut self) -> Self {
         debug_assert_eq!(self.data.dtype(), DType::F32);
@@ -57,7 +53,6 @@ impl HostTensor {
     }
 
     /// The words of [`Self::verbatim`].
-    #[must_use]
     pub fn words(&self) -> &[f32] {
         match self.data.as_slice::<f32>() {
             Ok(words) => words,
@@ -66,13 +61,11 @@ impl HostTensor {
     }
 
     /// The values' bytes in the type that they have, in row-major order.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.data.as_bytes()
     }
 
     /// A matrix from the bytes of its values, which are of a float type.
-    #[must_use]
     pub fn from_bytes(bytes: Vec<u8>, shape: [usize; 2], dtype: DType) -> Self {
         Self::from_data(TensorData::from_bytes_vec(bytes, shape, dtype))
     }
@@ -88,10 +81,10 @@ impl HostTensor {
     /// A copy of some of its columns.
     #[must_use]
     pub fn columns(&self, columns: Range<usize>) -> Self {
-        let ([rows, all], dtype) = (self.dims(), self.data.dtype());
-        let width = dtype.size();
-        let bytes = self.data.as_bytes().chunks_exact((all * width).max(1));
-        let part = columns.start * width..columns.end * width;
+        let ([rows, width], dtype) = (self.dims(), self.data.dtype());
+        let size = dtype.size();
+        let bytes = self.data.as_bytes().chunks_exact((width * size).max(1));
+        let part = columns.start * size..columns.end * size;
         let kept: Vec<u8> = bytes.flat_map(|row| &row[part.clone()]).copied().collect();
         Self::from_bytes(kept, [rows, columns.len()], dtype)
     }
@@ -103,13 +96,11 @@ impl HostTensor {
     }
 
     /// The matrix on a device; the host keeps its copy. It is `[rows, columns]`.
-    #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {
         self.clone().into_device(device)
     }
 
     /// The matrix on a device; consumes the host's copy. It is `[rows, columns]`.
-    #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         let _span = span("copy to device", 0.0);
         match self.data.dtype() {
@@ -140,7 +131,6 @@ impl HostTensor {
     }
 
     /// The precision that the values are stored in.
-    #[must_use]
     pub fn precision(&self) -> Precision {
         Precision::of(self.data.dtype())
     }
@@ -149,7 +139,7 @@ impl HostTensor {
     /// on, so that no upload copies bytes on the host; whoever changes values then gets memory of its own. Elsewhere
     /// this does nothing: wgpu's staging buffers serve one upload.
     pub fn pin(&mut self, device: &Device) {
-        if self.shared || CopyStreams::of(device).is_none() {
+        if self.shared || CopyStreams::new(device).is_none() {
             return;
         }
         device.staging(std::iter::once(&mut self.data));
@@ -159,19 +149,17 @@ impl HostTensor {
         }
     }
 
-    /// Whether the values lie in pinned memory.
-    #[must_use]
+    /// Returns true if the values lie in pinned memory.
     pub fn is_pinned(&self) -> bool {
         self.data.bytes().property() == AllocationProperty::Pinned
     }
 
-    /// Whether a clone costs nothing: it shares the values' memory.
-    #[must_use]
+    /// Returns true if a clone costs nothing: it shares the values' memory.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// The same values in other memory.
+    /// These values in other memory.
     fn remake(&mut self, with: impl FnOnce(Bytes) -> Bytes) {
         let empty = TensorData::new(Vec::<f32>::new(), [0, 0]);
         let (bytes, shape, dtype) = std::mem::replace(&mut self.data, empty).into_parts();
@@ -179,14 +167,12 @@ impl HostTensor {
     }
 
     /// Rows and columns.
-    #[must_use]
     pub fn dims(&self) -> [usize; 2] {
         let dims = self.data.shape().as_slice();
         [dims[0], dims[1]]
     }
 
     /// Bytes held.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.data.as_bytes().len()
     }
@@ -211,19 +197,16 @@ impl HostTensor {
     }
 
     /// Values as f64, for reading.
-    #[must_use]
     pub fn to_f64(&self) -> Vec<f64> {
         self.data.iter::<f64>().collect()
     }
 
     /// Values as f32, for reading.
-    #[must_use]
     pub fn to_f32(&self) -> Vec<f32> {
         self.data.iter::<f32>().collect()
     }
 
     /// The values of some rows as f32, for reading.
-    #[must_use]
     pub fn rows_to_f32(&self, rows: Range<usize>) -> Vec<f32> {
         let [_, columns] = self.dims();
         let width = columns * self.data.dtype().size();
@@ -252,7 +235,6 @@ impl HostTensor {
     }
 
     /// Sum of squares, accumulated in f64 in a fixed order.
-    #[must_use]
     pub fn sum_of_squares(&self) -> f64 {
         fn sum<T: Copy + Into<f64> + Sync>(values: &[T]) -> f64 {
             let parts: Vec<f64> =
@@ -286,8 +268,8 @@ fn add<T: Copy + std::ops::AddAssign + Send + Sync>(a: &mut [T], b: &[T]) {
 
 fn add_rows<T: Copy + std::ops::AddAssign>(a: &mut [T], columns: usize, at: &[usize], b: &[T]) {
     for (&row, values) in at.iter().zip(b.chunks_exact(columns)) {
-        let own = &mut a[row * columns..(row + 1) * columns];
-        for (a, b) in own.iter_mut().zip(values) {
+        let part = &mut a[row * columns..(row + 1) * columns];
+        for (a, b) in part.iter_mut().zip(values) {
             *a += *b;
         }
     }

@@ -16,7 +16,7 @@ pub(super) enum CopyStreams {}
 pub(super) enum Incoming {}
 
 impl CopyStreams {
-    pub fn of(_device: &Device) -> Option<Self> {
+    pub fn new(_device: &Device) -> Option<Self> {
         None
     }
 

@@ -45,7 +45,6 @@ impl Upload {
 
     /// The matrices. What the calling thread asks the device for from now on waits for their copies, on the device.
     /// They are `[rows, columns]` each.
-    #[must_use]
     pub fn finish(self) -> Vec<Tensor<2>> {
         match self.0 {
             Way::Queued(there) => there,

@@ -8,28 +8,15 @@
 mod backward;
 mod blocks;
 
-use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
-use super::gemm::{Matrix, Size, Target, multiply};
-use super::parallel::{SharedPtr, dims, elements, tensor, vectorised};
-use super::real::Real;
+use super::prelude::*;
 use crate::prefix_groups::PrefixGroup;
 use crate::shapes::AttentionShape;
 use backward::backward;
 use blocks::{Block, Heads, Rows, probabilities};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use gemm::Parallelism;
-use rayon::prelude::*;
 
 /// See [`crate::attention`].
-pub(crate) fn attention(
-    q: &Tensor<3>,
-    k: &Tensor<3>,
-    v: &Tensor<3>,
-    sinks: Option<&Tensor<2>>,
-    shape: &AttentionShape,
-) -> Tensor<3> {
-    let [q, k, v] = [q, k, v].map(|t| input(t.clone()));
+pub(crate) fn attention(qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape) -> Tensor<3> {
+    let [q, k, v] = qkv.map(|t| input(t.clone()));
     let kernel = Attention(shape.clone());
     match sinks {
         None => run(kernel, [q, k, v]),
@@ -40,45 +27,36 @@ pub(crate) fn attention(
 #[derive(Clone, Debug)]
 struct Attention(AttentionShape);
 
-impl Kernel<3> for Attention {
+/// Of queries, keys and values, and of sinks as a fourth input.
+impl<const N: usize> Kernel<N> for Attention {
     const NAME: &str = "attention";
 
-    fn forward(&self, [q, k, v]: &[FlexTensor; 3]) -> FlexTensor {
-        dispatch_float!(q.dtype(), forward(&self.0, [q, k, v], None))
+    fn forward(&self, inputs: &[FlexTensor; N]) -> FlexTensor {
+        let (qkv, sinks) = split(inputs);
+        dispatch_float!(inputs[0].dtype(), forward(&self.0, qkv, sinks))
     }
 
-    fn backward(&self, saved: Maybe<3>, gradient: FlexTensor, _wanted: [bool; 3]) -> Maybe<3> {
-        let [q, k, v] = &all_saved(saved);
-        let (inputs, g) = ([q, k, v], &gradient);
-        let (gradients, _) = dispatch_float!(q.dtype(), backward(&self.0, inputs, None, g));
-        gradients.map(Some)
+    fn backward(&self, saved: Maybe<N>, gradient: FlexTensor, _wanted: [bool; N]) -> Maybe<N> {
+        let inputs = all_saved(saved);
+        let (qkv, sinks) = split(&inputs);
+        let (gradients, d_sinks) = dispatch_float!(inputs[0].dtype(), backward(&self.0, qkv, sinks, &gradient));
+        let mut gradients = gradients.into_iter().map(Some).chain([d_sinks]);
+        std::array::from_fn(|_| gradients.next().flatten())
     }
 }
 
-/// With sinks.
-impl Kernel<4> for Attention {
-    const NAME: &str = "attention";
-
-    fn forward(&self, [q, k, v, sinks]: &[FlexTensor; 4]) -> FlexTensor {
-        dispatch_float!(q.dtype(), forward(&self.0, [q, k, v], Some(sinks)))
-    }
-
-    fn backward(&self, saved: Maybe<4>, gradient: FlexTensor, _wanted: [bool; 4]) -> Maybe<4> {
-        let [q, k, v, sinks] = &all_saved(saved);
-        let (inputs, sinks, g) = ([q, k, v], Some(sinks), &gradient);
-        let ([q, k, v], sinks) = dispatch_float!(q.dtype(), backward(&self.0, inputs, sinks, g));
-        [Some(q), Some(k), Some(v), sinks]
-    }
+fn split(inputs: &[FlexTensor]) -> ([&FlexTensor; 3], Option<&FlexTensor>) {
+    ([&inputs[0], &inputs[1], &inputs[2]], inputs.get(3))
 }
 
 fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: Option<&FlexTensor>) -> FlexTensor {
     let sinks: Option<&[T]> = sinks.map(elements);
-    let heads = Heads::of(q, k);
+    let heads = Heads::new(q, k);
     let dims: [usize; 3] = dims(q);
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let mut out = vec![T::ZERO; q.len()];
     let target = SharedPtr(out.as_mut_ptr());
-    let sequences: Vec<Rows> = shape.groups.all.iter().flat_map(PrefixGroup::sequences).collect();
+    let sequences: Vec<Rows> = shape.groups.groups.iter().flat_map(PrefixGroup::sequences).collect();
     let tasks: Vec<(usize, &Rows, Block)> = sequences
         .iter()
         .flat_map(|rows| rows.blocks(shape.window).map(move |block| (rows, block)))
@@ -89,7 +67,7 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: 
         let (head, kv) = (*head, head / heads.group());
         let (m, n) = (block.queries.len(), block.keys.len());
         scores.resize(m * n, T::ZERO);
-        let query = heads.query(rows.own_row(block.queries.start), head);
+        let query = heads.query(rows.suffix_row(block.queries.start), head);
         let queries = Matrix::row_major(&q[query..], heads.q_row());
         for (tokens, row) in rows.runs(&block.keys) {
             let keys = Matrix::row_major(&k[heads.key(row, kv)..], heads.kv_row());
@@ -97,9 +75,8 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: 
             let size = Size { m, k: heads.dim, n: tokens.len() };
             multiply(size, tile, queries, keys.transposed(), one);
         }
-        vectorised!(probabilities(scores, block, shape, sinks.map(|all| all[head]), shares));
+        vectorised!(probabilities(scores, block, shape, sinks.map(|sinks| sinks[head]), shares));
         // SAFETY: no other task writes this head of these rows.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         let start = unsafe { target.get().add(query) };
         for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
             let values = Matrix::row_major(&v[heads.key(row, kv)..], heads.kv_row());

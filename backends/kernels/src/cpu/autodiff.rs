@@ -43,13 +43,13 @@ pub(super) fn all_saved<const N: usize>(saved: Maybe<N>) -> [FlexTensor; N] {
 /// An input of a kernel.
 pub(super) type Input = autodiff::Input<Flex>;
 
-/// Whether models on this device run through kernels.
+/// Returns true if models on this device run through kernels.
 pub(crate) fn available(operation: Operation, device: &Device) -> bool {
     let known = || matches!(device.settings().float_dtype, FloatDType::F32 | FloatDType::F64);
     enabled() && known() && used(operation, Backend::Cpu)
 }
 
-/// Whether kernels support these tensors, all of one type.
+/// Returns true if kernels support these tensors, all of one type.
 pub(crate) fn alike<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
     tensors.iter().all(|t| supports(t) && t.dtype() == tensors[0].dtype())
 }
@@ -59,12 +59,12 @@ pub(crate) fn plain<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
     alike(tensors) && tensors.iter().all(|t| is_full_precision(t) && !t.device().is_autodiff())
 }
 
-/// Whether kernels support a tensor and compute in its own type: f32 or f64.
+/// Returns true if kernels support a tensor and compute in its own type: f32 or f64.
 pub(crate) fn is_full_precision<const D: usize>(tensor: &Tensor<D>) -> bool {
     supports(tensor) && compute_dtype(tensor.dtype()) == tensor.dtype()
 }
 
-/// Whether kernels support a tensor: on the CPU, in a float type.
+/// Returns true if kernels support a tensor: on the CPU, in a float type.
 pub(super) fn supports<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::F64 | DType::BF16 | DType::F16)
         && enabled()
@@ -75,7 +75,7 @@ pub(super) fn supports<const D: usize>(tensor: &Tensor<D>) -> bool {
 pub(super) fn compute_dtype(stored: DType) -> DType {
     match stored {
         DType::BF16 | DType::F16 => DType::F32,
-        own => own,
+        full => full,
     }
 }
 
@@ -159,3 +159,23 @@ macro_rules! dispatch_float {
     };
 }
 pub(super) use dispatch_float;
+
+/// Implements [`Kernel`] for a type by two functions that are generic over f32 and f64. The backward one takes all
+/// inputs and gives the gradients of all.
+macro_rules! float_kernel {
+    ($kernel:ty, $inputs:literal, $name:literal, $forward:ident, $backward:ident) => {
+        impl Kernel<$inputs> for $kernel {
+            const NAME: &str = $name;
+
+            fn forward(&self, inputs: &[FlexTensor; $inputs]) -> FlexTensor {
+                dispatch_float!(inputs[0].dtype(), $forward(self, inputs))
+            }
+
+            fn backward(&self, saved: Maybe<$inputs>, gradient: FlexTensor, _: [bool; $inputs]) -> Maybe<$inputs> {
+                let inputs = all_saved(saved);
+                dispatch_float!(inputs[0].dtype(), $backward(self, &inputs, &gradient)).map(Some)
+            }
+        }
+    };
+}
+pub(super) use float_kernel;

@@ -1,14 +1,8 @@
 //! Causal depthwise convolution with `SiLU`, within each sequence, and its gradients.
 
-use super::autodiff::{Kernel, Maybe, all_saved, detached, dispatch_float, input, run, to_tensor};
 use super::glu::sigmoid;
-use super::parallel::{SharedPtr, dims, elements, elements_mut, for_each, tensor, vectorised};
-use super::real::Real;
+use super::prelude::*;
 use crate::delta::{SequenceRows, StateRows};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use rayon::prelude::*;
-use std::ops::Range;
 
 /// Rows of a task.
 const ROWS: usize = 64;
@@ -36,28 +30,11 @@ pub(crate) fn continue_convolution(
 #[derive(Clone, Debug)]
 struct Convolution(SequenceRows);
 
-impl Kernel<2> for Convolution {
-    const NAME: &str = "convolution";
-
-    fn forward(&self, inputs: &[FlexTensor; 2]) -> FlexTensor {
-        dispatch_float!(inputs[0].dtype(), forward(inputs, &self.0))
-    }
-
-    fn backward(&self, saved: Maybe<2>, gradient: FlexTensor, _wanted: [bool; 2]) -> Maybe<2> {
-        let inputs = all_saved(saved);
-        dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, &self.0)).map(Some)
-    }
-}
+float_kernel!(Convolution, 2, "convolution", forward, backward);
 
 /// The taps, `[taps, channels]`.
-fn taps_of<T: Real>(w: &[T], channels: usize, taps: usize) -> Vec<T> {
-    let mut all = vec![T::ZERO; taps * channels];
-    for (tap, all) in all.chunks_exact_mut(channels).enumerate() {
-        for (own, w) in all.iter_mut().zip(w.chunks_exact(taps)) {
-            *own = w[tap];
-        }
-    }
-    all
+fn taps_of<T: Real>(w: &[T], taps: usize) -> Vec<T> {
+    (0..taps).flat_map(|tap| w.chunks_exact(taps).map(move |w| w[tap])).collect()
 }
 
 /// The sum of what a row's inputs give: `inputs(tap)` are those of a tap, where there are any, and its weights begin
@@ -90,26 +67,26 @@ struct Piece {
 /// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: the same columns of the
 /// next row lie pages apart, where hardware prefetchers do not follow.
 fn tasks(sequences: &[StateRows]) -> Vec<Vec<Piece>> {
-    let mut all: Vec<Vec<Piece>> = Vec::new();
+    let mut tasks: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;
     for StateRows { rows, .. } in sequences {
         for start in rows.clone().step_by(ROWS) {
             let piece = Piece { rows: start..(start + ROWS).min(rows.end), sequence: rows.clone() };
             if room == 0 {
-                all.push(Vec::new());
+                tasks.push(Vec::new());
                 room = ROWS;
             }
             room = room.saturating_sub(piece.rows.len());
-            all.last_mut().expect("one was pushed").push(piece);
+            tasks.last_mut().expect("one was pushed").push(piece);
         }
     }
-    all
+    tasks
 }
 
-fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTensor {
+fn forward<T: Real>(Convolution(sequences): &Convolution, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
-    let w = taps_of(w, channels, taps);
+    let w = taps_of(w, taps);
     let mut out = vec![T::ZERO; rows * channels];
     let target = SharedPtr(out.as_mut_ptr());
     tasks(sequences).par_iter().for_each(|task| {
@@ -122,7 +99,6 @@ fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTe
             vectorised!({
                 for row in rows.clone() {
                     // SAFETY: no other task writes this row.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                     let y = unsafe { target.slice(row * channels + first, width) };
                     sum_taps(y, &w[first..], channels, taps, |tap| {
                         let source = (row + tap + 1).checked_sub(taps)?;
@@ -139,10 +115,14 @@ fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTe
 }
 
 /// Gradients of inputs and taps. The sums before `SiLU` are computed again.
-fn backward<T: Real>([x, w]: &[FlexTensor; 2], gradient: &FlexTensor, sequences: &[StateRows]) -> [FlexTensor; 2] {
+fn backward<T: Real>(
+    Convolution(sequences): &Convolution,
+    [x, w]: &[FlexTensor; 2],
+    gradient: &FlexTensor,
+) -> [FlexTensor; 2] {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
-    let pass = Pass { x, w: &taps_of(w, channels, taps), g: elements(gradient), channels, taps };
+    let pass = Pass { x, w: &taps_of(w, taps), g: elements(gradient), channels, taps };
     let mut dx = vec![T::ZERO; rows * channels];
     let target = SharedPtr(dx.as_mut_ptr());
     let partial: Vec<Vec<T>> = tasks(sequences)
@@ -161,15 +141,15 @@ fn backward<T: Real>([x, w]: &[FlexTensor; 2], gradient: &FlexTensor, sequences:
     let mut dw = vec![T::ZERO; channels * taps];
     for part in partial {
         for (tap, part) in part.chunks_exact(channels).enumerate() {
-            for (c, &own) in part.iter().enumerate() {
-                dw[c * taps + tap] += own;
+            for (c, &d) in part.iter().enumerate() {
+                dw[c * taps + tap] += d;
             }
         }
     }
     [tensor(dx, [rows, channels]), tensor(dw, [channels, taps])]
 }
 
-/// What a backward pass reads.
+/// Inputs of a backward pass.
 struct Pass<'a, T> {
     x: &'a [T],
     /// `[taps, channels]`.
@@ -192,7 +172,7 @@ impl<T: Real> Pass<'_, T> {
     ) {
         let (channels, taps) = (self.channels, self.taps);
         let width = BLOCK.min(channels - first);
-        let own = |row: usize| row * channels + first..row * channels + first + width;
+        let columns = |row: usize| row * channels + first..row * channels + first + width;
         vectorised!({
             let end = (rows.end + taps - 1).min(sequence.end);
             for row in rows.start..rows.end + taps - 1 {
@@ -200,10 +180,10 @@ impl<T: Real> Pass<'_, T> {
                     let dz = &mut recent[row % taps * BLOCK..][..width];
                     let source = |tap: usize| {
                         let source = (row + tap + 1).checked_sub(taps)?;
-                        (source >= sequence.start).then(|| &self.x[own(source)])
+                        (source >= sequence.start).then(|| &self.x[columns(source)])
                     };
                     sum_taps(dz, &self.w[first..], channels, taps, source);
-                    for (z, &g) in dz.iter_mut().zip(&self.g[own(row)]) {
+                    for (z, &g) in dz.iter_mut().zip(&self.g[columns(row)]) {
                         let s = sigmoid(*z);
                         *z = g * s * (T::ONE + *z * (T::ONE - s));
                     }
@@ -223,7 +203,6 @@ impl<T: Real> Pass<'_, T> {
                     continue;
                 }
                 // SAFETY: no other task writes this row.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                 let dx = unsafe { target.slice(input * channels + first, width) };
                 sum_taps(dx, &self.w[first..], channels, taps, |tap| {
                     let reader = input + taps - 1 - tap;
@@ -237,14 +216,13 @@ impl<T: Real> Pass<'_, T> {
 fn continued<T: Real>(x: &FlexTensor, w: &FlexTensor, pool: &mut FlexTensor, sequences: &[StateRows]) -> FlexTensor {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
-    let own = taps_of(w, channels, taps);
+    let by_tap = taps_of(w, taps);
     let mut out = vec![T::ZERO; rows * channels];
     let (target, size) = (SharedPtr(out.as_mut_ptr()), (taps - 1) * channels);
     let pool = SharedPtr(elements_mut::<T>(pool).as_mut_ptr());
     for_each(sequences.len(), |sequence| {
         let StateRows { rows, slot, begins } = &sequences[sequence];
         // SAFETY: no two sequences have a slot or a row in common.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of two tensors")]
         let (last, y) =
             unsafe { (pool.slice(slot * size, size), target.slice(rows.start * channels, rows.len() * channels)) };
         if *begins {
@@ -253,7 +231,7 @@ fn continued<T: Real>(x: &FlexTensor, w: &FlexTensor, pool: &mut FlexTensor, seq
         vectorised!({
             for (i, y) in y.chunks_exact_mut(channels).enumerate() {
                 // of the sequence's inputs, those before `taps − 1` are in the state
-                sum_taps(y, &own, channels, taps, |tap| {
+                sum_taps(y, &by_tap, channels, taps, |tap| {
                     Some(match (i + tap).checked_sub(taps - 1) {
                         None => &last[(i + tap) * channels..][..channels],
                         Some(new) => &x[(rows.start + new) * channels..][..channels],

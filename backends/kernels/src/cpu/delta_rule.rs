@@ -12,27 +12,16 @@ mod inputs;
 mod products;
 mod token;
 
-use super::autodiff::{Kernel, Maybe, all_saved, detached, dispatch_float, input, run, to_tensor};
-use super::parallel::{SharedPtr, dims, elements_mut, for_each_init, tensor};
-use super::real::Real;
+use super::prelude::*;
 use crate::delta::{DeltaHeads, SequenceRows, StateRows};
 use backward::backward;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
 use chunk::{CHUNK, Keys, Scratch};
 use inputs::Inputs;
 use token::step;
 
 /// See [`crate::gated_delta_rule`].
-pub(crate) fn gated_delta_rule(
-    qkv: &Tensor<2>,
-    g: &Tensor<2>,
-    beta: &Tensor<2>,
-    heads: DeltaHeads,
-    sequences: &SequenceRows,
-) -> Tensor<2> {
-    let kernel = DeltaRule { heads, sequences: sequences.clone() };
-    run(kernel, [qkv, g, beta].map(|t| input(t.clone())))
+pub(crate) fn gated_delta_rule(inputs: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> Tensor<2> {
+    run(DeltaRule { heads, sequences: sequences.clone() }, inputs.map(|t| input(t.clone())))
 }
 
 /// See [`crate::continue_delta_rule`].
@@ -75,7 +64,7 @@ fn forward<T: Real>(
     sequences: &[StateRows],
     pool: Option<&mut FlexTensor>,
 ) -> FlexTensor {
-    let inputs = Inputs::<T>::of(tensors, heads);
+    let inputs = Inputs::<T>::new(tensors, heads);
     let [rows, _] = dims(&tensors[0]);
     let mut out = vec![T::ZERO; rows * inputs.out_row()];
     let target = SharedPtr(out.as_mut_ptr());
@@ -86,14 +75,13 @@ fn forward<T: Real>(
     let buffers = || (Keys::default(), Scratch::default(), Vec::new());
     for_each_init(tasks.len(), buffers, |(keys, scratch, delta), task| {
         let (sequence, key_head) = &tasks[task];
-        let own = heads.group() * size;
+        let width = heads.group() * size;
         let mut zeros = Vec::new();
         let states = match pool {
             // SAFETY: no two tasks have a slot and a head in common.
-            #[allow(unsafe_code, reason = "tasks write disjoint parts of the pool")]
-            Some(pool) => unsafe { pool.slice(sequence.slot * heads.state() + key_head * own, own) },
+            Some(pool) => unsafe { pool.slice(sequence.slot * heads.state() + key_head * width, width) },
             None => {
-                zeros.resize(own, T::ZERO);
+                zeros.resize(width, T::ZERO);
                 &mut zeros
             }
         };
@@ -109,7 +97,6 @@ fn forward<T: Real>(
                 for (i, state) in states.chunks_exact_mut(size).enumerate() {
                     let head = key_head * heads.group() + i;
                     // SAFETY: no other task writes this head of these rows.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                     let out = unsafe {
                         let at = start * inputs.out_row() + head * heads.value_dim;
                         target.get().add(at)

@@ -1,17 +1,8 @@
 //! Products with experts: every expert's rows with its own matrix, in blocks that cores take one after the other.
 
-use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
-use super::gemm::{Matrix, Size, Target, multiply};
-use super::parallel::{SharedPtr, UninitBuffer, by_rows, dims, elements, tensor, vectorised};
-use super::real::{Real, dot};
-use super::team::run_on_team;
+use super::prelude::*;
 use crate::experts::{ExpertInput, ExpertRows};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use firebrick_device::trace::span;
-use gemm::Parallelism;
-use rayon::prelude::*;
-use std::ops::Range;
+use firebrick_device::team::run_on_team;
 
 /// Rows of a task: of its product's result. The fewer tasks an expert has, the less often its matrix is packed.
 const BLOCK: usize = 256;
@@ -71,7 +62,7 @@ impl Linear {
         self.rows.starts.len() - 1
     }
 
-    /// What the experts read, of so many columns.
+    /// The experts' input, of `width` columns.
     fn input<'a, T>(&'a self, x: &'a [T], width: usize) -> Input<'a, T> {
         Input::new(x, width, &self.rows, self.reads)
     }
@@ -109,11 +100,10 @@ impl<T: Real> Input<'_, T> {
 /// A block of a product: its expert and its rows.
 type Task = (usize, Range<usize>);
 
-/// Blocks of `all`, none larger than `size`.
-fn blocks(expert: usize, all: Range<usize>, size: usize) -> impl Iterator<Item = Task> {
-    let end = all.end;
-    let rows = move |start: usize| (expert, start..(start + size).min(end));
-    all.step_by(size).map(rows)
+/// Blocks of `rows`, none larger than `size`.
+fn blocks(expert: usize, rows: Range<usize>, size: usize) -> impl Iterator<Item = Task> {
+    let end = rows.end;
+    rows.step_by(size).map(move |start| (expert, start..(start + size).min(end)))
 }
 
 /// Runs tasks, on all cores where there is enough to do. Each core has two buffers for all of its tasks.
@@ -126,9 +116,9 @@ fn run_all<T: Real>(tasks: &[Task], multiplications: usize, run: impl Fn(&mut [V
         }
         return;
     }
-    let some = |own: &mut dyn Iterator<Item = usize>| {
+    let some = |indices: &mut dyn Iterator<Item = usize>| {
         let mut scratch = none();
-        for task in own {
+        for task in indices {
             run(&mut scratch, &tasks[task]);
         }
     };
@@ -148,16 +138,14 @@ fn by_expert<T: Real>(rows: &ExpertRows, input: Input<'_, T>, n: usize, w: &[T],
     let start = out.pointer();
     let tasks: Vec<Task> = rows.used().flat_map(|(expert, rows)| blocks(expert, rows, BLOCK)).collect();
     run_all(&tasks, total * k * n, |[copies, results], (expert, rows)| {
-        let own = input.rows(rows, copies);
+        let left = input.rows(rows, copies);
         // SAFETY: tasks have disjoint rows, all within the buffer.
-        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
         let start = unsafe { start.get().add(rows.start * n) };
         let matrix =
             Matrix { start: w[expert * k * n..(expert + 1) * k * n].as_ptr(), row: strides[0], column: strides[1] };
-        product([rows.len(), k, n], start, own, matrix, results);
+        product([rows.len(), k, n], start, left, matrix, results);
     });
     // SAFETY: every sorted row is in one task, which has written all of its elements.
-    #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
     let out = unsafe { out.assume_init() };
     tensor(out, [total, n])
 }
@@ -176,7 +164,6 @@ fn product<T: Real>([m, k, n]: [usize; 3], out: *mut T, a: &[T], w: Matrix<T>, s
     for row in 0..m {
         for column in 0..n {
             // SAFETY: the caller's `m · n` numbers, row by row.
-            #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
             unsafe {
                 out.add(row * n + column).write(scratch[column * m + row]);
             }
@@ -185,9 +172,9 @@ fn product<T: Real>([m, k, n]: [usize; 3], out: *mut T, a: &[T], w: Matrix<T>, s
 }
 
 fn forward<T: Real>(kernel: &Linear, x: &FlexTensor, w: &FlexTensor) -> FlexTensor {
-    let ([_, inner], [all, _]) = (dims(x), dims(w));
+    let ([_, inner], [outputs, _]) = (dims(x), dims(w));
     let input = kernel.input::<T>(elements(x), inner);
-    let outputs = all / kernel.experts();
+    let outputs = outputs / kernel.experts();
     by_expert(&kernel.rows, input, outputs, elements(w), [1, inner])
 }
 
@@ -208,8 +195,8 @@ pub(super) fn sums_by_token<T: Real>(rows: &ExpertRows, sorted: &[T], inner: usi
     let mut out = vec![T::ZERO; tokens * inner];
     by_token(&mut out, inner, |token, out| {
         for &row in &rows.places[token * rows.per_token..][..rows.per_token] {
-            let own = &sorted[row as usize * inner..][..inner];
-            for (sum, &x) in out.iter_mut().zip(own) {
+            let values = &sorted[row as usize * inner..][..inner];
+            for (sum, &x) in out.iter_mut().zip(values) {
                 *sum += x;
             }
         }
@@ -228,15 +215,14 @@ fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor
     let start = SharedPtr(out.as_mut_ptr());
     let tasks: Vec<Task> = rows.used().flat_map(|(expert, _)| blocks(expert, 0..outputs, BLOCK)).collect();
     run_all(&tasks, total * outputs * inner, |[copies, _], (expert, block)| {
-        let own = rows.starts[*expert]..rows.starts[expert + 1];
+        let sorted = rows.starts[*expert]..rows.starts[expert + 1];
         let first = (expert * outputs + block.start) * inner;
         // SAFETY: tasks have disjoint rows of the gradient, all within the buffer.
-        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
         let start = unsafe { start.get().add(first) };
-        let size = Size { m: block.len(), k: own.len(), n: inner };
+        let size = Size { m: block.len(), k: sorted.len(), n: inner };
         let target = Target { start, row: inner, add: false };
-        let left = Matrix { start: g[own.start * outputs + block.start..].as_ptr(), row: 1, column: outputs };
-        let right = Matrix { start: input.rows(&own, copies).as_ptr(), row: inner, column: 1 };
+        let left = Matrix { start: g[sorted.start * outputs + block.start..].as_ptr(), row: 1, column: outputs };
+        let right = Matrix { start: input.rows(&sorted, copies).as_ptr(), row: inner, column: 1 };
         multiply(size, target, left, right, Parallelism::None);
     });
     tensor(out, [kernel.experts() * outputs, inner])
@@ -280,9 +266,9 @@ fn combined<T: Real>(rows: &ExpertRows, y: &FlexTensor, weights: &FlexTensor) ->
     let mut out = vec![T::ZERO; tokens * width];
     by_token(&mut out, width, |token, out| {
         for choice in token * per_token..(token + 1) * per_token {
-            let own = &y[rows.places[choice] as usize * width..][..width];
+            let values = &y[rows.places[choice] as usize * width..][..width];
             let weight = weights[choice];
-            for (sum, &x) in out.iter_mut().zip(own) {
+            for (sum, &x) in out.iter_mut().zip(values) {
                 *sum += weight * x;
             }
         }
@@ -296,8 +282,8 @@ fn gradient_of_results<T: Real>(rows: &ExpertRows, g: &FlexTensor, weights: &Fle
     let mut out = vec![T::ZERO; rows.rows() * width];
     by_token(&mut out, width, |row, out| {
         let weight = weights[rows.choices[row] as usize];
-        let own = &g[rows.token(row) * width..][..width];
-        for (out, &g) in out.iter_mut().zip(own) {
+        let values = &g[rows.token(row) * width..][..width];
+        for (out, &g) in out.iter_mut().zip(values) {
             *out = weight * g;
         }
     });
@@ -309,10 +295,10 @@ fn gradient_of_weights<T: Real>(rows: &ExpertRows, g: &FlexTensor, y: &FlexTenso
     let (g, y): (&[T], &[T]) = (elements(g), elements(y));
     let mut out = vec![T::ZERO; rows.rows()];
     by_token(&mut out, rows.per_token, |token, out| {
-        let own = &g[token * width..][..width];
+        let values = &g[token * width..][..width];
         for (j, out) in out.iter_mut().enumerate() {
             let row = rows.places[token * rows.per_token + j] as usize;
-            *out = dot(own, &y[row * width..][..width]);
+            *out = dot(values, &y[row * width..][..width]);
         }
     });
     tensor(out, [tokens, rows.per_token])

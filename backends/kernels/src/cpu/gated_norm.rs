@@ -1,13 +1,8 @@
 //! `RMSNorm` with a gate, as gated `DeltaNet` ends, and its gradients.
 
-use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
 use super::glu::sigmoid;
 use super::norm::{column_sums, reciprocal};
-use super::parallel::{by_rows, dims, elements, tensor, vectorised};
-use super::real::{Real, dot};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use rayon::prelude::*;
+use super::prelude::*;
 
 /// Rows of a task.
 const ROWS: usize = 64;
@@ -22,20 +17,9 @@ struct GatedNorm {
     eps: f64,
 }
 
-impl Kernel<3> for GatedNorm {
-    const NAME: &str = "gated norm";
+float_kernel!(GatedNorm, 3, "gated norm", forward, backward);
 
-    fn forward(&self, inputs: &[FlexTensor; 3]) -> FlexTensor {
-        dispatch_float!(inputs[0].dtype(), forward(inputs, self.eps))
-    }
-
-    fn backward(&self, saved: Maybe<3>, gradient: FlexTensor, _wanted: [bool; 3]) -> Maybe<3> {
-        let inputs = all_saved(saved);
-        dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, self.eps)).map(Some)
-    }
-}
-
-fn forward<T: Real>([x, z, w]: &[FlexTensor; 3], eps: f64) -> FlexTensor {
+fn forward<T: Real>(&GatedNorm { eps }: &GatedNorm, [x, z, w]: &[FlexTensor; 3]) -> FlexTensor {
     let [rows, n] = dims(x);
     let (x, z, w): (&[T], &[T], &[T]) = (elements(x), elements(z), elements(w));
     let mut out = vec![T::ZERO; rows * n];
@@ -43,8 +27,8 @@ fn forward<T: Real>([x, z, w]: &[FlexTensor; 3], eps: f64) -> FlexTensor {
         let from = block * ROWS * n;
         let (x, z) = (&x[from..][..out.len()], &z[from..][..out.len()]);
         vectorised!({
-            let all = out.chunks_exact_mut(n).zip(x.chunks_exact(n));
-            for ((out, x), z) in all.zip(z.chunks_exact(n)) {
+            let parts = out.chunks_exact_mut(n).zip(x.chunks_exact(n));
+            for ((out, x), z) in parts.zip(z.chunks_exact(n)) {
                 let r = reciprocal(x, eps);
                 for i in 0..n {
                     out[i] = x[i] * r * w[i] * z[i] * sigmoid(z[i]);
@@ -57,7 +41,11 @@ fn forward<T: Real>([x, z, w]: &[FlexTensor; 3], eps: f64) -> FlexTensor {
 
 /// With u = x / rms(x) and s = silu(z): dz = dy · u · w · s′, dw = Σ dy · u · s, du = dy · w · s, dx = (du − u mean(du
 /// · u)) / rms(x).
-fn backward<T: Real>([x, z, w]: &[FlexTensor; 3], gradient: &FlexTensor, eps: f64) -> [FlexTensor; 3] {
+fn backward<T: Real>(
+    &GatedNorm { eps }: &GatedNorm,
+    [x, z, w]: &[FlexTensor; 3],
+    gradient: &FlexTensor,
+) -> [FlexTensor; 3] {
     let [rows, n] = dims(x);
     let (x, z, w): (&[T], &[T], &[T]) = (elements(x), elements(z), elements(w));
     let g: &[T] = elements(gradient);

@@ -22,6 +22,7 @@ impl Size {
 }
 
 /// A matrix to read: its first element, and the strides of rows and columns.
+#[derive(Clone, Copy)]
 pub(super) struct Matrix<T> {
     pub start: *const T,
     pub row: usize,
@@ -29,29 +30,14 @@ pub(super) struct Matrix<T> {
 }
 
 /// A matrix to write, with columns of stride 1.
+#[derive(Clone, Copy)]
 pub(super) struct Target<T> {
     pub start: *mut T,
     /// Stride of rows.
     pub row: usize,
-    /// Whether the product is added to what is there.
+    /// True if the product is added to what is there.
     pub add: bool,
 }
-
-impl<T> Clone for Matrix<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Matrix<T> {}
-
-impl<T> Clone for Target<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Target<T> {}
 
 impl<T> Matrix<T> {
     /// A matrix whose rows are so many numbers apart, from the first of these numbers on.
@@ -63,7 +49,7 @@ impl<T> Matrix<T> {
         Self { row: self.column, column: self.row, ..self }
     }
 
-    /// What begins at a row and a column.
+    /// The matrix from a row and a column on.
     pub fn part(self, row: usize, column: usize) -> Self {
         Self { start: self.start.wrapping_add(row * self.row + column * self.column), ..self }
     }
@@ -75,7 +61,7 @@ impl<T> Target<T> {
         Self { start: values.as_mut_ptr(), row, add }
     }
 
-    /// What begins at a row.
+    /// The matrix from a row on.
     pub fn part(self, row: usize) -> Self {
         Self { start: self.start.wrapping_add(row * self.row), ..self }
     }
@@ -85,7 +71,6 @@ impl<T> Target<T> {
 pub(super) fn multiply<T: Real>(size: Size, out: Target<T>, a: Matrix<T>, b: Matrix<T>, parallelism: Parallelism) {
     let (scale, one) = (if out.add { T::ONE } else { T::ZERO }, T::ONE);
     // SAFETY: callers pass matrices of this size and these strides, and no other thread writes the target.
-    #[allow(unsafe_code, reason = "the gemm crate takes pointers")]
     unsafe {
         gemm::gemm(
             size.m,

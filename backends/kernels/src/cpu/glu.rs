@@ -1,11 +1,7 @@
 //! The gate of a gated MLP: silu(gate) · up (`SwiGLU`; Shazeer, 2020), and that of gpt-oss's experts.
 
-use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
-use super::parallel::{by_rows, by_rows_of_two, dims, elements, tensor, vectorised};
-use super::real::Real;
+use super::prelude::*;
 use crate::clamped_swiglu::ALPHA;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
 use firebrick_spec::Activation;
 
 /// Elements of a task.
@@ -19,20 +15,9 @@ pub(crate) fn glu(gate: Tensor<2>, up: Tensor<2>, _silu: Activation) -> Tensor<2
 #[derive(Clone, Debug)]
 struct Glu;
 
-impl Kernel<2> for Glu {
-    const NAME: &str = "gate";
+float_kernel!(Glu, 2, "gate", forward, backward);
 
-    fn forward(&self, [gate, up]: &[FlexTensor; 2]) -> FlexTensor {
-        dispatch_float!(gate.dtype(), forward(gate, up))
-    }
-
-    fn backward(&self, saved: Maybe<2>, gradient: FlexTensor, _wanted: [bool; 2]) -> Maybe<2> {
-        let [gate, up] = all_saved(saved);
-        dispatch_float!(gate.dtype(), backward(&gate, &up, &gradient)).map(Some)
-    }
-}
-
-fn forward<T: Real>(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
+fn forward<T: Real>(_: &Glu, [gate, up]: &[FlexTensor; 2]) -> FlexTensor {
     let shape = gate.layout().shape().clone();
     let (gate, up): (&[T], &[T]) = (elements(gate), elements(up));
     let mut out = vec![T::ZERO; gate.len()];
@@ -49,7 +34,7 @@ fn forward<T: Real>(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
 }
 
 /// With s = σ(gate): d up = g · gate · s, d gate = g · up · s (1 + gate (1 − s)).
-fn backward<T: Real>(gate: &FlexTensor, up: &FlexTensor, g: &FlexTensor) -> [FlexTensor; 2] {
+fn backward<T: Real>(_: &Glu, [gate, up]: &[FlexTensor; 2], g: &FlexTensor) -> [FlexTensor; 2] {
     let shape = gate.layout().shape().clone();
     let (gate, up, g): (&[T], &[T], &[T]) = (elements(gate), elements(up), elements(g));
     let mut d_gate = vec![T::ZERO; gate.len()];
@@ -79,34 +64,22 @@ struct Clamped {
     limit: f64,
 }
 
-impl Kernel<1> for Clamped {
-    const NAME: &str = "gate";
-
-    fn forward(&self, [x]: &[FlexTensor; 1]) -> FlexTensor {
-        dispatch_float!(x.dtype(), clamped_forward(x, self.limit))
-    }
-
-    fn backward(&self, saved: Maybe<1>, gradient: FlexTensor, _wanted: [bool; 1]) -> Maybe<1> {
-        let [x] = &all_saved(saved);
-        let d_x = dispatch_float!(x.dtype(), clamped_backward(x, &gradient, self.limit));
-        [Some(d_x)]
-    }
-}
+float_kernel!(Clamped, 1, "gate", clamped_forward, clamped_backward);
 
 /// Rows of a task whose rows have so many numbers.
 fn rows_of(width: usize) -> usize {
     (BLOCK / width.max(1)).max(1)
 }
 
-fn clamped_forward<T: Real>(x: &FlexTensor, limit: f64) -> FlexTensor {
-    let [rows, both] = dims(x);
-    let (x, width, limit, alpha): (&[T], _, _, _) = (elements(x), both / 2, T::of(limit), T::of(ALPHA));
+fn clamped_forward<T: Real>(&Clamped { limit }: &Clamped, [x]: &[FlexTensor; 1]) -> FlexTensor {
+    let [rows, columns] = dims(x);
+    let (x, width, limit, alpha): (&[T], _, _, _) = (elements(x), columns / 2, T::of(limit), T::of(ALPHA));
     let mut out = vec![T::ZERO; rows * width];
     let each = rows_of(width);
     by_rows(&mut out, width, each, |block, out| {
-        let x = &x[block * each * both..];
+        let x = &x[block * each * columns..];
         vectorised!({
-            for (x, out) in x.chunks_exact(both).zip(out.chunks_exact_mut(width)) {
+            for (x, out) in x.chunks_exact(columns).zip(out.chunks_exact_mut(width)) {
                 let (gate, up) = x.split_at(width);
                 for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
                     let gate = smaller(gate, limit);
@@ -121,17 +94,17 @@ fn clamped_forward<T: Real>(x: &FlexTensor, limit: f64) -> FlexTensor {
 
 /// With s = σ(α gate): `d up = g · gate · s` and `d gate = g · (up + 1) · s · (1 + α gate (1 − s))`, zero where the
 /// limit holds.
-fn clamped_backward<T: Real>(x: &FlexTensor, g: &FlexTensor, limit: f64) -> FlexTensor {
-    let [rows, both] = dims(x);
+fn clamped_backward<T: Real>(&Clamped { limit }: &Clamped, [x]: &[FlexTensor; 1], g: &FlexTensor) -> [FlexTensor; 1] {
+    let [rows, columns] = dims(x);
     let (x, g): (&[T], &[T]) = (elements(x), elements(g));
-    let (width, limit, alpha) = (both / 2, T::of(limit), T::of(ALPHA));
-    let mut out = vec![T::ZERO; rows * both];
-    let each = rows_of(both);
-    by_rows(&mut out, both, each, |block, out| {
-        let (x, g) = (&x[block * each * both..], &g[block * each * width..]);
+    let (width, limit, alpha) = (columns / 2, T::of(limit), T::of(ALPHA));
+    let mut out = vec![T::ZERO; rows * columns];
+    let each = rows_of(columns);
+    by_rows(&mut out, columns, each, |block, out| {
+        let (x, g) = (&x[block * each * columns..], &g[block * each * width..]);
         vectorised!({
-            let rows = x.chunks_exact(both).zip(g.chunks_exact(width));
-            for (out, (x, g)) in out.chunks_exact_mut(both).zip(rows) {
+            let rows = x.chunks_exact(columns).zip(g.chunks_exact(width));
+            for (out, (x, g)) in out.chunks_exact_mut(columns).zip(rows) {
                 let (gates, ups) = x.split_at(width);
                 let (d_gates, d_ups) = out.split_at_mut(width);
                 for i in 0..width {
@@ -146,7 +119,7 @@ fn clamped_backward<T: Real>(x: &FlexTensor, g: &FlexTensor, limit: f64) -> Flex
             }
         });
     });
-    tensor(out, [rows, both])
+    [tensor(out, [rows, columns])]
 }
 
 #[inline(always)]

@@ -1,17 +1,9 @@
 //! Matrix products: x · Wᵀ with its gradients, which have the memory layout of `W`, and products without autodiff.
 
-use super::autodiff::{
-    Kernel, Maybe, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor,
-};
-use super::gemm::{Matrix, Size, Target, multiply};
 use super::half;
-use super::parallel::{dims, elements, tensor};
-use super::real::Real;
+use super::prelude::*;
 use super::skinny_gemm::{self, MAX_ROWS, products};
 use crate::shapes::Transposed;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use firebrick_device::trace::span;
 
 /// See [`crate::linear`].
 pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
@@ -76,14 +68,13 @@ fn multiplied<T: Real>(
         size.parallelism(),
     );
     // SAFETY: the product has written every one of the m · n elements.
-    #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
     unsafe {
         out.set_len(m * n);
     }
     tensor(out, [m, n])
 }
 
-/// Whether [`matmul`] and [`linear_wide`] take these matrices, which may be stored in different types.
+/// Returns true if [`matmul`] and [`linear_wide`] take these matrices, which may be stored in different types.
 pub(crate) fn takes(a: &Tensor<2>, b: &Tensor<2>) -> bool {
     supports(a) && supports(b) && compute_dtype(a.dtype()) == compute_dtype(b.dtype())
 }

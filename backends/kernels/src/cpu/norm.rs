@@ -1,13 +1,9 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): y = x / rms(x) · w over the last dimension.
 
-use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
-use super::parallel::{by_rows, dims, elements, tensor, vectorised};
-use super::real::{Real, dot};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use super::prelude::*;
 
 /// Rows of a task.
-const FEW: usize = 8;
+const FORWARD_ROWS: usize = 8;
 
 /// Rows of a task of the backward pass, whose weight gradients are summed first.
 const ROWS: usize = 64;
@@ -23,26 +19,15 @@ struct RmsNorm {
     offset: f64,
 }
 
-impl Kernel<2> for RmsNorm {
-    const NAME: &str = "norm";
+float_kernel!(RmsNorm, 2, "norm", forward, backward);
 
-    fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
-        dispatch_float!(x.dtype(), forward(self, x, w))
-    }
-
-    fn backward(&self, saved: Maybe<2>, gradient: FlexTensor, _wanted: [bool; 2]) -> Maybe<2> {
-        let [x, w] = all_saved(saved);
-        dispatch_float!(x.dtype(), backward(self, &x, &w, &gradient)).map(Some)
-    }
-}
-
-fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTensor {
+fn forward<T: Real>(norm: &RmsNorm, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
     let [rows, n] = dims(x);
     let weight = scaled::<T>(norm, w);
     let x: &[T] = elements(x);
     let mut out = vec![T::ZERO; rows * n];
-    by_rows(&mut out, n, FEW, |block, out| {
-        let x = &x[block * FEW * n..][..out.len()];
+    by_rows(&mut out, n, FORWARD_ROWS, |block, out| {
+        let x = &x[block * FORWARD_ROWS * n..][..out.len()];
         vectorised!({
             for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
                 let r = reciprocal(x, norm.eps);
@@ -56,14 +41,14 @@ fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTenso
 }
 
 /// With r = 1 / rms and ĝ = g · w: dx = r (ĝ − x r² mean(ĝ x)), dw = Σ g x r.
-fn backward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor, g: &FlexTensor) -> [FlexTensor; 2] {
+fn backward<T: Real>(norm: &RmsNorm, [x, w]: &[FlexTensor; 2], g: &FlexTensor) -> [FlexTensor; 2] {
     let [rows, n] = dims(x);
     let w_shape: [usize; 2] = dims(w);
     let weight = scaled::<T>(norm, w);
     let (x, g): (&[T], &[T]) = (elements(x), elements(g));
     let mut dx = vec![T::ZERO; rows * n];
     let mut partial = vec![T::ZERO; rows.div_ceil(ROWS) * n];
-    super::parallel::by_rows_of_two((&mut dx, ROWS * n), (&mut partial, n), 1, |block, dx, dw| {
+    by_rows_of_two((&mut dx, ROWS * n), (&mut partial, n), 1, |block, dx, dw| {
         let from = block * ROWS * n;
         let (x, g) = (&x[from..][..dx.len()], &g[from..][..dx.len()]);
         vectorised!({
@@ -103,8 +88,8 @@ pub(super) fn reciprocal<T: Real>(x: &[T], eps: f64) -> T {
 pub(super) fn column_sums<'a, T: Real>(rows: impl Iterator<Item = &'a [T]>, n: usize) -> Vec<T> {
     let mut sums = vec![T::ZERO; n];
     for row in rows {
-        for (sum, &own) in sums.iter_mut().zip(row) {
-            *sum += own;
+        for (sum, &value) in sums.iter_mut().zip(row) {
+            *sum += value;
         }
     }
     sums

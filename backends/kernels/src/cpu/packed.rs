@@ -8,12 +8,8 @@ mod sums;
 
 pub(crate) use layout::PanelMatrix;
 
-use super::autodiff::{detached, to_tensor};
-use super::parallel::{dims, elements};
+use super::prelude::*;
 use crate::backend::PackedMatrix;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use firebrick_device::trace::span;
 use layout::{Lines, is_plain_f32};
 use product::{Epilogue, products};
 use std::any::Any;

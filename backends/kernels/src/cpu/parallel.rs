@@ -1,9 +1,9 @@
 //! Parallel loops over outputs, and the buffers that they write.
 
 use super::real::Real;
-use super::team::{leads, run_on_team};
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, Element, Shape};
+use firebrick_device::team::{leads, run_on_team};
 use rayon::prelude::*;
 
 /// Elements up to which one thread is faster than several, and where a team leads them.
@@ -36,9 +36,9 @@ pub(super) fn for_each_init<S>(
     scratch: impl Fn() -> S + Sync + Send,
     body: impl Fn(&mut S, usize) + Sync + Send,
 ) {
-    let some = |own: &mut dyn Iterator<Item = usize>| {
+    let some = |indices: &mut dyn Iterator<Item = usize>| {
         let mut scratch = scratch();
-        for task in own {
+        for task in indices {
             body(&mut scratch, task);
         }
     };
@@ -61,7 +61,7 @@ pub(super) fn for_each_if<S>(
     (0..tasks).for_each(|task| body(&mut scratch, task));
 }
 
-/// Whether work on so many elements is done by one thread.
+/// Returns true if work on so many elements is done by one thread.
 fn is_small(elements: usize) -> bool {
     elements <= if leads() { SMALL_FOR_TEAM } else { SMALL }
 }
@@ -76,14 +76,27 @@ pub(super) fn by_rows<T: Real>(out: &mut [T], width: usize, rows: usize, body: i
         for_each(len.div_ceil(size), |block| {
             let at = block * size;
             // SAFETY: blocks are disjoint parts of `out`.
-            #[allow(unsafe_code, reason = "threads write disjoint parts of one slice")]
             let out = unsafe { start.slice(at, size.min(len - at)) };
             body(block, out);
         });
     }
 }
 
-/// The same for two outputs of as many rows each.
+/// `body(index, chunk)` for every chunk of `size` elements, on all cores if `parallel`.
+pub(super) fn by_chunks<E: Send>(
+    out: &mut [E],
+    size: usize,
+    parallel: bool,
+    body: impl Fn(usize, &mut [E]) + Sync + Send,
+) {
+    if parallel {
+        out.par_chunks_mut(size).enumerate().for_each(|(i, out)| body(i, out));
+    } else {
+        out.chunks_mut(size).enumerate().for_each(|(i, out)| body(i, out));
+    }
+}
+
+/// [`by_rows`] for two outputs of as many rows each.
 pub(super) fn by_rows_of_two<T: Real>(
     (a, a_width): (&mut [T], usize),
     (b, b_width): (&mut [T], usize),
@@ -111,7 +124,7 @@ pub(super) fn elements<T: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[T] 
     &tensor.storage()[start..end]
 }
 
-/// The same to write; copies a tensor that is shared.
+/// [`elements`] to write; copies a tensor that is shared.
 pub(super) fn elements_mut<T: Element + bytemuck::Pod>(tensor: &mut FlexTensor) -> &mut [T] {
     let (start, end) = offsets(tensor);
     &mut tensor.storage_mut()[start..end]
@@ -132,10 +145,8 @@ pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
 pub(super) struct SharedPtr<T>(pub *mut T);
 
 // SAFETY: whoever creates one gives each thread elements that no other writes or reads.
-#[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
 unsafe impl<T: Send> Send for SharedPtr<T> {}
 // SAFETY: as above.
-#[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
 unsafe impl<T: Send> Sync for SharedPtr<T> {}
 
 impl<T> SharedPtr<T> {
@@ -148,7 +159,6 @@ impl<T> SharedPtr<T> {
     ///
     /// # Safety
     /// They are in the buffer, and no other thread accesses them as long as the slice lives.
-    #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
     #[inline(always)]
     pub(super) unsafe fn slice<'a>(self, at: usize, len: usize) -> &'a mut [T] {
         // SAFETY: the caller's promise.
@@ -176,7 +186,6 @@ impl<T: Real> UninitBuffer<T> {
     ///
     /// # Safety
     /// All elements are written.
-    #[allow(unsafe_code, reason = "the compiler cannot see what was written")]
     pub(super) unsafe fn assume_init(mut self) -> Vec<T> {
         // SAFETY: the capacity suffices, and the caller wrote all elements.
         unsafe { self.values.set_len(self.len) };
@@ -190,7 +199,6 @@ impl<T: Real> UninitBuffer<T> {
 pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this kind has the instruction, and no address makes it fail.
-    #[allow(unsafe_code, reason = "an instruction")]
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(address.cast());

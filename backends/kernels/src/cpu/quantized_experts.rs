@@ -2,13 +2,9 @@
 //! a time, forward and backward.
 
 use super::experts::{Input, sums_by_token};
-use super::parallel::{dims, elements, tensor};
+use super::prelude::*;
 use super::quantized_linear::{Coded, Matrices, Rows, gradient, product, quantized_product};
-use super::real::Real;
 use crate::experts::{ExpertInput, ExpertRows};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use firebrick_device::trace::span;
 use firebrick_spec::QuantizedLayout;
 
 /// See [`crate::quantized_expert_linear`].
@@ -44,9 +40,9 @@ impl OfExperts {
         let mut out = vec![T::ZERO; total * width];
         let mut copies = Vec::new();
         for (expert, rows) in self.rows.used() {
-            let own = input.rows(&rows, &mut copies);
+            let left = input.rows(&rows, &mut copies);
             let target = &mut out[rows.start * width..rows.end * width];
-            multiply(matrices.coded(expert), own, rows.len(), target);
+            multiply(matrices.coded(expert), left, rows.len(), target);
         }
         out
     }

@@ -1,14 +1,8 @@
 //! Products with frozen matrices in few bits: rows of the matrix are widened a tile at a time, forward and backward.
 
-use super::autodiff::{Kernel, Maybe, detached, dispatch_float, input, run};
-use super::gemm::{Matrix, Size, Target, multiply};
 use super::half;
-use super::parallel::{by_rows, dims, elements, tensor};
-use super::real::Real;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor};
+use super::prelude::*;
 use firebrick_device::quantized::widen_rows;
-use firebrick_device::trace::span;
 use firebrick_spec::QuantizedLayout;
 use firebrick_spec::quantized::CPU_TILE;
 use std::fmt::Debug;
@@ -32,7 +26,7 @@ pub(super) fn quantized_product(
     run(QuantizedProduct { matrices, rows }, [input(x.clone())])
 }
 
-/// Which rows go with which of some matrices.
+/// Assignment of rows to matrices.
 pub(super) trait Rows: Clone + Debug + Send + 'static {
     /// The kernel's name in recordings of [`firebrick_device::trace`].
     const NAME: &'static str;
@@ -136,9 +130,9 @@ impl Coded<'_> {
         by_rows(out, cols, ROWS, |part, out| {
             let first = first + part * ROWS;
             if T::dtype() == DType::F32 {
-                let own: &mut [f32] = bytemuck::cast_slice_mut(out);
-                widen_rows(words, self.layout, first, own);
-                half::round(own, self.stored);
+                let floats: &mut [f32] = bytemuck::cast_slice_mut(out);
+                widen_rows(words, self.layout, first, floats);
+                half::round(floats, self.stored);
                 return;
             }
             let mut wide = vec![0.0_f32; out.len()];
@@ -155,9 +149,9 @@ impl Coded<'_> {
         let mut wide = vec![T::ZERO; tile * inner];
         for first in (0..outputs).step_by(tile) {
             let count = tile.min(outputs - first);
-            let own = &mut wide[..count * inner];
-            self.widen(first, own);
-            each(first, count, own);
+            let floats = &mut wide[..count * inner];
+            self.widen(first, floats);
+            each(first, count, floats);
         }
     }
 }

@@ -37,7 +37,7 @@ pub(super) trait Real:
 }
 
 /// Methods that call the type's inherent ones.
-macro_rules! own {
+macro_rules! inherent {
     ($($name:ident),*) => {$(
         #[inline(always)]
         fn $name(self) -> Self {
@@ -47,7 +47,7 @@ macro_rules! own {
 }
 
 impl Real for f32 {
-    own!(sqrt, tanh, ln);
+    inherent!(sqrt, tanh, ln);
 
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -94,7 +94,7 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
-    own!(sqrt, tanh, ln, exp);
+    inherent!(sqrt, tanh, ln, exp);
 
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;

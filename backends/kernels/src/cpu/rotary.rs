@@ -1,17 +1,11 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021).
 
-use super::autodiff::{
-    Kernel, Maybe, alike, compute_dtype, contiguous, detached, dispatch_float, input, run, supports,
-};
-use super::parallel::{by_rows, dims, elements, tensor, vectorised};
-use super::real::Real;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use super::prelude::*;
 
 /// Tokens of a task.
 const ROWS: usize = 32;
 
-/// Whether the kernel takes these tensors: angles in the type that it computes in.
+/// Returns true if the kernel takes these tensors: angles in the type that it computes in.
 pub(crate) fn takes(x: &Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> bool {
     supports(x) && alike(&[cos, sin]) && compute_dtype(x.dtype()) == cos.dtype()
 }

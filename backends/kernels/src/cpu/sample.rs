@@ -1,12 +1,8 @@
 //! Samples one token from every row of logits: the likeliest, or a random one of the whole distribution.
 
-use super::autodiff::{detached, dispatch_float};
-use super::parallel::{SharedPtr, dims, elements, for_each_init, vectorised};
-use super::real::{Real, largest, sum};
+use super::prelude::*;
+use super::real::sum;
 use crate::shapes::SampledToken;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use firebrick_device::trace::span;
 
 /// Tokens whose weights are summed at once while the sampled one is searched.
 const STRIDE: usize = 256;
@@ -27,7 +23,7 @@ fn sample<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32
     let one = |weights: &mut Vec<T>, row: usize| {
         weights.resize(vocab, T::ZERO);
         let z = &logits[row * vocab..][..vocab];
-        let own = vectorised!({
+        let result = vectorised!({
             let max = largest(z);
             for (weight, &z) in weights.iter_mut().zip(z) {
                 *weight = ((z - max) * inverse).exp();
@@ -41,9 +37,8 @@ fn sample<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32
             SampledToken { token: token as u32, logp: logp.elem() }
         });
         // SAFETY: each row is one task's.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of one vector")]
         unsafe {
-            target.get().add(row).write(own);
+            target.get().add(row).write(result);
         }
     };
     for_each_init(rows, Vec::new, one);

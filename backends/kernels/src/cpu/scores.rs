@@ -3,13 +3,9 @@
 //! With z = softcap(logits) / τ and p = softmax(z): log-prob of token t is `z_t − logsumexp(z)`, entropy is
 //! `H = logsumexp(z) − Σ p z`, and `∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z)`.
 
-use super::autodiff::{detached, dispatch_float, to_tensor};
-use super::parallel::{by_rows, dims, elements, tensor, vectorised};
-use super::real::{Real, largest};
+use super::prelude::*;
 use crate::shapes::{RowScores, Scaling, ScoreGradients};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{Int, Tensor};
-use firebrick_device::trace::span;
+use burn::tensor::Int;
 
 /// Rows of a task.
 const ROWS: usize = 4;
@@ -90,14 +86,7 @@ fn score<T: Real>(logits: &FlexTensor, targets: &[usize], scaling: Scaling) -> F
             }
         });
     };
-    if parallel {
-        use rayon::prelude::*;
-        let blocks = scored.par_chunks_mut(ROWS * 4).enumerate();
-        blocks.for_each(|(block, out)| body(block, out));
-    } else {
-        let blocks = scored.chunks_mut(ROWS * 4).enumerate();
-        blocks.for_each(|(block, out)| body(block, out));
-    }
+    by_chunks(&mut scored, ROWS * 4, parallel, body);
     let by_column = (0..4).flat_map(|column| scored.iter().skip(column).step_by(4).copied()).collect();
     tensor::<T>(by_column, [4, rows])
 }

@@ -3,16 +3,8 @@
 //!
 //! A task has some outputs of all rows. Weights are read once, in place; only the rows of `x` are packed.
 
-use super::autodiff::{detached, dispatch_float, plain, to_tensor};
-use super::gemm::{Matrix, Size, Target, multiply};
 use super::glu::sigmoid;
-use super::parallel::{SharedPtr, dims, elements, for_each_if, tensor, vectorised};
-use super::real::Real;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
-use firebrick_device::trace::span;
-use gemm::Parallelism;
-use std::ops::Range;
+use super::prelude::*;
 
 /// Rows up to which a product is computed transposed, `W · xᵀ`: those of decoding.
 pub(super) const MAX_ROWS: usize = 128;
@@ -23,7 +15,7 @@ const PART: usize = 128;
 /// Multiplications from which products run in parallel.
 const LARGE: usize = 1 << 18;
 
-/// Whether the kernels take these tensors: few rows, and others of their type.
+/// Returns true if the kernels take these tensors: few rows, and others of their type.
 pub(crate) fn takes(x: &Tensor<2>, others: &[&Tensor<2>]) -> bool {
     x.dims()[0] <= MAX_ROWS && plain(&[x]) && others.iter().all(|&w| plain(&[x, w]))
 }
@@ -67,7 +59,7 @@ struct Input<'a, T> {
 }
 
 impl<'a, T: Real> Input<'a, T> {
-    fn of(x: &'a FlexTensor) -> Self {
+    fn new(x: &'a FlexTensor) -> Self {
         let [rows, inner] = dims(x);
         Self { x: elements(x), rows, inner }
     }
@@ -93,15 +85,15 @@ fn parts(outputs: impl Iterator<Item = usize>) -> Vec<(usize, Range<usize>)> {
 
 /// The products of `x` with several matrices, each added to `base` where there is one.
 pub(super) fn products<T: Real>(x: &FlexTensor, w: &[FlexTensor], base: Option<&FlexTensor>) -> Vec<FlexTensor> {
-    let x = Input::<T>::of(x);
+    let x = Input::<T>::new(x);
     let outputs: Vec<usize> = w.iter().map(|w| dims::<2>(w)[0]).collect();
     let mut out: Vec<Vec<T>> = outputs.iter().map(|n| vec![T::ZERO; x.rows * n]).collect();
     let targets: Vec<SharedPtr<T>> = out.iter_mut().map(|o| SharedPtr(o.as_mut_ptr())).collect();
     let w: Vec<&[T]> = w.iter().map(elements).collect();
     let base = base.map(elements::<T>);
     let parts = parts(outputs.iter().copied());
-    let all: usize = outputs.iter().sum();
-    for_each_if(x.rows * x.inner * all >= LARGE, parts.len(), Vec::new, |scratch, part| {
+    let total: usize = outputs.iter().sum();
+    for_each_if(x.rows * x.inner * total >= LARGE, parts.len(), Vec::new, |scratch, part| {
         let (matrix, part) = &parts[part];
         scratch.resize(part.len() * x.rows, T::ZERO);
         x.multiply_transposed(w[*matrix], part, scratch);
@@ -113,7 +105,7 @@ pub(super) fn products<T: Real>(x: &FlexTensor, w: &[FlexTensor], base: Option<&
 }
 
 fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
-    let x = Input::<T>::of(x);
+    let x = Input::<T>::new(x);
     let [n, _] = dims(gate);
     let (gate, up): (&[T], &[T]) = (elements(gate), elements(up));
     let mut out = vec![T::ZERO; x.rows * n];
@@ -158,7 +150,6 @@ impl<T: Real> Columns<T> {
             for row in 0..rows {
                 let at = row * self.row + self.first + left;
                 // SAFETY: no other task writes these outputs.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                 let out = unsafe { self.out.slice(at, width) };
                 for (i, out) in out.iter_mut().enumerate() {
                     *out = transposed[i * rows + row];

@@ -40,12 +40,12 @@ fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
 }
 
 #[track_caller]
-fn assert_same<const D: usize>(what: &str, found: &Tensor<D>, expected: &Tensor<D>) {
-    assert_eq!(found.dims(), expected.dims(), "{what}");
+fn assert_same<const D: usize>(what: &str, actual: &Tensor<D>, expected: &Tensor<D>) {
+    assert_eq!(actual.dims(), expected.dims(), "{what}");
     let vec = |t: &Tensor<D>| t.clone().into_data().iter::<f64>().collect::<Vec<_>>();
-    let (found, expected) = (vec(found), vec(expected));
+    let (actual, expected) = (vec(actual), vec(expected));
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
-    let apart = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+    let apart = norm(&mut actual.iter().zip(&expected).map(|(a, b)| a - b));
     let size = norm(&mut expected.iter().copied()).max(1e-6);
     assert!(apart / size < 2e-6, "{what}: {:e} relative L2 apart", apart / size);
 }
@@ -63,11 +63,11 @@ fn hold<const A: usize, const B: usize, const O: usize>(
     let (ka, kb, fa, fb) = (leaf(a), leaf(b), leaf(a), leaf(b));
     let y = kernel(&ka, &kb);
     assert_same("on the tape", &y.clone().inner(), &expected);
-    let found = (y * weights.clone()).sum().backward();
+    let actual = (y * weights.clone()).sum().backward();
     let wanted = (formula(fa.clone(), fb.clone()) * weights.clone()).sum().backward();
     let grad = "a leaf of this graph";
-    assert_same("first gradient", &ka.grad(&found).expect(grad), &fa.grad(&wanted).expect(grad));
-    assert_same("second gradient", &kb.grad(&found).expect(grad), &fb.grad(&wanted).expect(grad));
+    assert_same("first gradient", &ka.grad(&actual).expect(grad), &fa.grad(&wanted).expect(grad));
+    assert_same("second gradient", &kb.grad(&actual).expect(grad), &fb.grad(&wanted).expect(grad));
     // an input that is no leaf gets no gradient, and the other the same
     let y = kernel(&ka, b);
     let alone = (y * weights).sum().backward();
@@ -121,15 +121,15 @@ fn rotary_turns_and_its_gradient_turns_back() {
             Tensor::cat(vec![first, b * cos + a * sin], 2)
         };
         let x = numbers([tokens, heads, dim], 8);
-        let found = fused(|| rotary(x.clone(), &cos, &sin));
+        let actual = fused(|| rotary(x.clone(), &cos, &sin));
         let nothing = numbers([1], 0);
-        assert_same("values", &found, &formula(x.clone(), nothing.clone()));
+        assert_same("values", &actual, &formula(x.clone(), nothing.clone()));
         let weights = numbers(x.dims(), 9).autodiff();
         let (a, b) = (leaf(&x), leaf(&x));
         let y = fused(|| rotary(a.clone(), &cos, &sin));
-        let found = (y * weights.clone()).sum().backward();
+        let actual = (y * weights.clone()).sum().backward();
         let wanted = (formula(b.clone(), nothing) * weights).sum().backward();
-        assert_same("gradient", &a.grad(&found).expect("a leaf"), &b.grad(&wanted).expect("a leaf"));
+        assert_same("gradient", &a.grad(&actual).expect("a leaf"), &b.grad(&wanted).expect("a leaf"));
     }
 }
 
@@ -140,15 +140,15 @@ fn products_of_few_rows_are_their_formulas() {
         let [a, b] = [6, 7].map(|seed| numbers([outer, inner], seed));
         let c = numbers([3, inner], 8);
         let plain = |w: &Tensor<2>| x.clone().matmul(w.clone().transpose());
-        let found = fused(|| linear_each(&x, [&a, &c, &b]));
-        for (found, w) in found.iter().zip([&a, &c, &b]) {
-            assert_same("products", found, &plain(w));
+        let actual = fused(|| linear_each(&x, [&a, &c, &b]));
+        for (actual, w) in actual.iter().zip([&a, &c, &b]) {
+            assert_same("products", actual, &plain(w));
         }
         let base = numbers([rows, outer], 9);
-        let found = fused(|| linear_add(base.clone(), &x, &a));
-        assert_same("on top", &found, &(base + plain(&a)));
-        let found = fused(|| linear_swiglu(&x, &a, &b));
-        assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
+        let actual = fused(|| linear_add(base.clone(), &x, &a));
+        assert_same("on top", &actual, &(base + plain(&a)));
+        let actual = fused(|| linear_swiglu(&x, &a, &b));
+        assert_same("gated", &actual, &(silu(plain(&a)) * plain(&b)));
         let graph = x.clone().autodiff();
         assert!(crate::fused(|| linear_each(&graph, [&a.clone().autodiff()])).is_none(), "a graph");
     }
@@ -171,14 +171,14 @@ fn scores_and_their_gradient_are_those_of_log_softmax() {
             (logp.gather(1, targets.reshape([rows, 1])).reshape([rows]), entropy)
         };
         let scaling = Scaling { temperature, softcap };
-        let found = fused(|| score_rows(&logits, &targets, scaling));
+        let actual = fused(|| score_rows(&logits, &targets, scaling));
         let (logp, entropy) = formula(logits.clone(), targets.clone());
-        assert_same("log-probs", &found.logp, &logp);
-        assert_same("entropies", &found.entropy, &entropy);
+        assert_same("log-probs", &actual.logp, &logp);
+        assert_same("entropies", &actual.entropy, &entropy);
         let (d_logp, d_entropy) = (numbers([rows], 18), numbers([rows], 19));
         for d_entropy in [None, Some(&d_entropy)] {
             let upstream = ScoreGradients { d_logp: &d_logp, d_entropy };
-            let gradient = fused(|| score_gradient(logits.clone(), &targets, &found, upstream, scaling));
+            let gradient = fused(|| score_gradient(logits.clone(), &targets, &actual, upstream, scaling));
             let leaf = leaf(&logits);
             let (logp, entropy) = formula(leaf.clone(), targets.clone().autodiff());
             let mut loss = (logp * d_logp.clone().autodiff()).sum();
@@ -197,8 +197,8 @@ fn exponentials_are_exact_to_two_units_and_end_well() {
     let mut worst = 0.0_f64;
     for i in -87_000..88_500 {
         let x = i as f32 * 1e-3;
-        let (found, exact) = (f64::from(Real::exp(x)), f64::from(x).exp());
-        worst = worst.max(((found - exact) / exact).abs());
+        let (actual, exact) = (f64::from(Real::exp(x)), f64::from(x).exp());
+        worst = worst.max(((actual - exact) / exact).abs());
     }
     assert!(worst < 2.5e-7, "{worst:e}");
     assert!(Real::exp(-1e9_f32) < 1e-37 && Real::exp(f32::NEG_INFINITY) < 1e-37);
@@ -216,21 +216,21 @@ fn samples_invert_the_cumulative_distribution_and_greedy_ones_are_the_argmax() {
     let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.37) / rows as f32).collect();
     let drawn = fused(|| sample_rows(&logits, temperature, Some(&uniforms)));
     for (row, sampled) in drawn.iter().enumerate() {
-        let own = &logp[row * vocab..][..vocab];
+        let row_logp = &logp[row * vocab..][..vocab];
         let (token, u) = (sampled.token as usize, f64::from(uniforms[row]));
-        let up_to = |end: usize| own[..end].iter().map(|l| l.exp()).sum::<f64>();
+        let up_to = |end: usize| row_logp[..end].iter().map(|l| l.exp()).sum::<f64>();
         assert!(up_to(token) <= u + 1e-5 && up_to(token + 1) >= u - 1e-5, "row {row}");
-        assert!((f64::from(sampled.logp) - own[token]).abs() < 1e-5, "row {row}");
+        assert!((f64::from(sampled.logp) - row_logp[token]).abs() < 1e-5, "row {row}");
     }
     let greedy = fused(|| sample_rows(&logits, 1.0, None));
     for (row, sampled) in greedy.into_iter().enumerate() {
-        let own = &logp[row * vocab..][..vocab];
-        let largest = own[sampled.token as usize];
-        assert!(own.iter().all(|&l| l <= largest), "row {row}");
+        let row_logp = &logp[row * vocab..][..vocab];
+        let largest = row_logp[sampled.token as usize];
+        assert!(row_logp.iter().all(|&l| l <= largest), "row {row}");
     }
 }
 
-/// What a kernel of two inputs makes of them in f32, rounded to their type: its result and both gradients.
+/// Holds a kernel's result and both gradients to those in f32, rounded to the inputs' type.
 fn hold_half<const D: usize, const O: usize>(
     a: &Tensor<D>,
     b: &Tensor<D>,
@@ -271,7 +271,7 @@ fn half_precision_is_f32_rounded_once() {
     };
     let values = numbers([19, 2, 8], 11).cast(DType::BF16);
     hold_half(&numbers([19, 2, 8], 7), &numbers([19, 2, 8], 8), |q, k| {
-        attention(q, k, &values.clone().cast(q.dtype()), None, &shape)
+        attention([q, k, &values.clone().cast(q.dtype())], None, &shape)
     });
     let zeros: Tensor<3> = Tensor::zeros([19, 2, 8], &Device::flex());
     let (cos, sin) = (numbers([19, 1, 4], 9), numbers([19, 1, 4], 10));

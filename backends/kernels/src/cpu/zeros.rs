@@ -20,7 +20,7 @@ pub(crate) fn zeros<const D: usize>(shape: [usize; D], dtype: DType, device: &De
     }
 }
 
-/// The same in i32.
+/// [`zeros`] in i32.
 pub(crate) fn int_zeros<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Int> {
     match pages(&shape, DType::I32, device) {
         Some(tensor) => to_int_tensor(tensor),
@@ -36,7 +36,6 @@ fn pages(shape: &[usize], dtype: DType, device: &Device) -> Option<FlexTensor> {
     // where the system refuses, the allocator is asked, whose failure ends the process with a report
     let pages = Box::new(Pages(map_pages(bytes).ok()?));
     // SAFETY: the mapping has `bytes` bytes, all zero.
-    #[allow(unsafe_code, reason = "the only way to a tensor over memory of our own")]
     let bytes = unsafe { Bytes::from_controller(pages, bytes) };
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     Some(FlexTensor::new(bytes, layout, dtype))
@@ -54,14 +53,12 @@ impl AllocationController for Pages {
         AllocationProperty::Other
     }
 
-    #[allow(unsafe_code, reason = "the trait's signature")]
     unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let bytes = self.0.bytes_mut();
         // SAFETY: the same bytes; the caller promises to write initialised ones.
         Ok(unsafe { &mut *(std::ptr::from_mut::<[u8]>(bytes) as *mut [MaybeUninit<u8>]) })
     }
 
-    #[allow(unsafe_code, reason = "the trait's signature")]
     fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         // SAFETY: initialised bytes may be seen as bytes that may be uninitialised.
         Ok(unsafe { &*(std::ptr::from_ref::<[u8]>(self.0.bytes()) as *const [MaybeUninit<u8>]) })

@@ -1,20 +1,10 @@
 //! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
 
-use super::launch::{
-    Grid, buffer, detached, elem, empty, into_writable, is_unshared, launch, output_arg, reuse_if, supports,
-};
-use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
+use super::prelude::*;
 use crate::shapes::{AdamWOutput, AdamWStep};
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
 use std::ops::Range;
 
-/// Whether a kernel updates parameters like this one.
+/// Returns true if a kernel updates parameters like this one.
 pub(crate) fn takes(value: &Tensor<2>) -> bool {
     value.dtype() == DType::F32 && supports(Operation::AdamW, value)
 }
@@ -88,7 +78,7 @@ struct Step {
     keep: f32,
 }
 
-/// The same arithmetic in the same order as in tensor operations. Also writes the new value in the type of `stored`, if
+/// The arithmetic of the tensor operations, in their order. Also writes the new value in the type of `stored`, if
 /// there is one.
 #[cube(launch, address_type = "dynamic")]
 fn update<G: Float, M: Float, S: Float>(

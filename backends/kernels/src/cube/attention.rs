@@ -16,32 +16,21 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
-use super::launch::{Grid, alike, dims, elem, empty, empty_or_zeros, integers, launch};
-use crate::autodiff::{self, Kernel, KernelBackend, run};
-use crate::choice::Operation;
+use super::prelude::*;
 use crate::prefix_groups::BLOCK_FIELDS;
 use crate::shapes::AttentionShape;
 use blocks::{Layout, Sizes, softmax_delta};
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::tensor::CubeTensor;
 use firebrick_device::precision::{stored_as, widened};
 use simt::STAGE;
 
-/// Whether the kernels take these tensors and sequences.
+/// Returns true if the kernels take these tensors and sequences.
 pub(crate) fn takes(qkv: [&Tensor<3>; 3], shape: &AttentionShape) -> bool {
     alike(Operation::LongAttention, &qkv) && qkv[0].dims()[2] <= STAGE && shape.groups.blocks.is_some()
 }
 
 /// See [`crate::attention`].
-pub(crate) fn attention(
-    q: &Tensor<3>,
-    k: &Tensor<3>,
-    v: &Tensor<3>,
-    sinks: Option<&Tensor<2>>,
-    shape: &AttentionShape,
-) -> Tensor<3> {
-    let [q, k, v] = [q, k, v].map(|t| autodiff::input(t.clone()));
+pub(crate) fn attention(qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape) -> Tensor<3> {
+    let [q, k, v] = qkv.map(|t| autodiff::input(t.clone()));
     let kernel = Attention(shape.clone());
     match sinks {
         None => run(kernel, [q, k, v]),
@@ -55,7 +44,7 @@ struct Attention(AttentionShape);
 /// The arguments that all launches share.
 struct LaunchParams {
     table: CubeTensor,
-    /// Whether every row is in a sequence.
+    /// True if every row is in a sequence.
     whole: bool,
     layout: Layout,
     sizes: Sizes,
@@ -147,12 +136,8 @@ impl Kernel<Cube, 3> for Attention {
         (out.clone(), [q, k, v, out, lse])
     }
 
-    fn backward(
-        &self,
-        [q, k, v, out, lse]: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
+    fn backward(&self, saved: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
+        let [q, k, v, out, lse] = saved;
         let rows = softmax_stats(out, &gradient, lse);
         self.gradients([&q, &k, &v, &gradient, &rows], wanted)
     }
@@ -168,10 +153,10 @@ impl Kernel<Cube, 4> for Attention {
     fn forward(&self, [q, k, v, sinks]: [CubeTensor; 4]) -> (CubeTensor, Self::Saved) {
         let [out, lse] = self.attend([&q, &k, &v]);
         let (out, lse): (Tensor<3>, Tensor<2>) = (Cube::tensor(out), Cube::tensor(lse));
-        let own: Tensor<2> = widened(Cube::tensor(sinks.clone()));
-        let own = own.expand(lse.dims());
-        let top = lse.clone().max_pair(own.clone());
-        let sum = (lse.clone() - top.clone()).exp() + (own - top.clone()).exp();
+        let sink: Tensor<2> = widened(Cube::tensor(sinks.clone()));
+        let sink = sink.expand(lse.dims());
+        let top = lse.clone().max_pair(sink.clone());
+        let sum = (lse.clone() - top.clone()).exp() + (sink - top.clone()).exp();
         let joint = sum.log() + top;
         let [rows, heads] = lse.dims();
         let kept = (lse - joint.clone()).exp().reshape([rows, heads, 1]);
@@ -181,12 +166,8 @@ impl Kernel<Cube, 4> for Attention {
         (out.clone(), [q, k, v, out, joint, sinks])
     }
 
-    fn backward(
-        &self,
-        [q, k, v, out, joint, sinks]: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 4],
-    ) -> [Option<CubeTensor>; 4] {
+    fn backward(&self, saved: Self::Saved, gradient: CubeTensor, wanted: [bool; 4]) -> [Option<CubeTensor>; 4] {
+        let [q, k, v, out, joint, sinks] = saved;
         let rows = softmax_stats(out, &gradient, joint.clone());
         let of_sinks = wanted[3].then(|| sink_gradient(joint, &rows, sinks));
         let [a, b, c, _] = wanted;
@@ -198,8 +179,8 @@ impl Kernel<Cube, 4> for Attention {
 /// The gradient of sinks, `[1, heads]`, given each row's logsumexp with them, and the same beside Δ.
 fn sink_gradient(joint: CubeTensor, rows: &CubeTensor, sinks: CubeTensor) -> CubeTensor {
     let (joint, sinks): (Tensor<2>, Tensor<2>) = (Cube::tensor(joint), Cube::tensor(sinks));
-    let both: Tensor<3> = Cube::tensor(rows.clone());
-    let delta = both.narrow(2, 1, 1).reshape(joint.dims());
+    let pairs: Tensor<3> = Cube::tensor(rows.clone());
+    let delta = pairs.narrow(2, 1, 1).reshape(joint.dims());
     let stored = sinks.dtype();
     let share = (widened(sinks).expand(joint.dims()) - joint).exp();
     let sum = (share * delta).sum_dim(0).neg();
@@ -209,8 +190,8 @@ fn sink_gradient(joint: CubeTensor, rows: &CubeTensor, sinks: CubeTensor) -> Cub
 /// Each row's and head's logsumexp and Δ = Σ O ∘ dO: `[rows, heads, 2]`.
 fn softmax_stats(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeTensor {
     let [rows, heads, dim] = dims(&out);
-    let both = empty(&lse, [rows, heads, 2], DType::F32);
+    let pairs = empty(&lse, [rows, heads, 2], DType::F32);
     let (grid, dtype) = (Grid::elements([gradient], rows * heads), elem(&out));
-    launch!(softmax_delta, grid, [out, gradient, lse, &both], rows * heads, dim, dtype);
-    both
+    launch!(softmax_delta, grid, [out, gradient, lse, &pairs], rows * heads, dim, dtype);
+    pairs
 }

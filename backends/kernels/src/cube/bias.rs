@@ -2,17 +2,10 @@
 //! of 128 columns on an H200.
 
 use super::column_sums::{Term, X, column_sums};
-use super::launch::{Grid, buffer, dims, elem, launch, output_arg, reuse_or_alloc, supports};
 use super::norm::BLOCK;
-use crate::autodiff::{self, Kernel, run};
-use crate::choice::Operation;
-use burn::backend::Cube;
-use burn::tensor::Tensor;
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use super::prelude::*;
 
-/// Whether the kernel takes these tensors.
+/// Returns true if the kernel takes these tensors.
 pub(crate) fn takes(y: &Tensor<2>, bias: &Tensor<2>) -> bool {
     let alike = bias.dims() == [1, y.dims()[1]] && bias.dtype() == y.dtype();
     alike && supports(Operation::Norm, y) && y.shape().num_elements() > 0

@@ -1,14 +1,8 @@
 //! Block-wise 8-bit quantisation of moments (arXiv:2110.02861): a cube has a block of 256, and reads and writes it
 //! once.
 
-use super::launch::{Grid, UNITS, detached, elem, empty, integers, launch, row_max, row_sum};
-use crate::autodiff::KernelBackend;
+use super::prelude::*;
 use crate::shapes::{QuantizationMap, QuantizedBlocks};
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
 
 /// Elements of a block, each of which has a unit.
 const BLOCK: usize = UNITS;

@@ -1,13 +1,10 @@
-//! What kernels on tensor cores share: products of 16 × 16 matrices in half precision by a plane, accumulated in f32.
+//! Shared code of kernels on tensor cores: products of 16 × 16 matrices in half precision by a plane, accumulated in
+//! f32.
 
-use super::launch::{UNITS, elem};
+use super::prelude::*;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::ir::features::MmaConfig;
-use cubecl::prelude::*;
 
 /// Rows and columns of a fragment, units of a plane, and planes of a cube.
 pub(super) const SIDE: usize = 16;
@@ -20,7 +17,7 @@ pub(super) const VECTOR: usize = 8;
 /// Alignment of shared memory that tensor cores read, in bytes.
 pub(super) const ALIGNMENT: usize = 128;
 
-/// Whether the device has tensor cores for a tensor's type, and `shared` bytes of shared memory for a cube.
+/// Returns true if the device has tensor cores for a tensor's type, and `shared` bytes of shared memory for a cube.
 pub(super) fn has_tensor_cores(like: &CubeTensor, shared: usize) -> bool {
     let properties = like.client.properties();
     let hardware = &properties.hardware;

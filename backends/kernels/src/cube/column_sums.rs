@@ -1,13 +1,10 @@
-//! Sums over rows, as the gradients of weights and biases are: sums of blocks of rows, then the sum of those, in a fixed
-//! order without atomics.
+//! Sums over rows, as the gradients of weights and biases are: sums of blocks of rows, then the sum of those, in a
+//! fixed order without atomics.
 
-use super::launch::{Grid, UNITS, dims, elem, empty, launch};
-use burn::tensor::{DType, Shape};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use super::prelude::*;
+use burn::tensor::Shape;
 
-/// What a row adds to the sum of a column.
+/// Term of a row in the sum of a column.
 #[cube]
 pub(crate) trait Term: LaunchArg + Send + Sync {
     /// The number of the element `i`, which is in `row`.
@@ -18,7 +15,8 @@ pub(crate) trait Term: LaunchArg + Send + Sync {
 pub(super) type X = block_sums::X;
 pub(super) type Z = block_sums::Z;
 
-/// The sums of the columns of terms `[rows, n]`, by blocks of some rows, in a shape and type. `types` are [`X`] and [`Z`].
+/// The sums of the columns of terms `[rows, n]`, by blocks of some rows, in a shape and type. `types` are [`X`] and
+/// [`Z`].
 pub(super) fn column_sums<T: Term>(
     like: &CubeTensor,
     terms: T::RuntimeArg,

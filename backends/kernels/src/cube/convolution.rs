@@ -4,22 +4,14 @@
 
 use super::column_sums::sum_rows;
 use super::glu::activation;
-use super::launch::{Grid, alike, detached, dims, elem, empty_or_zeros, integers, into_writable, launch};
-use crate::autodiff::{self, Kernel, KernelBackend, run};
-use crate::choice::Operation;
+use super::prelude::*;
 use crate::delta::{CHUNK_FIELDS, SEQUENCE_FIELDS, SequenceRows, SequenceTable};
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
 use firebrick_spec::Activation;
 
 /// Most taps: a unit has an input and a weight of each in registers.
 const TAPS: usize = 32;
 
-/// Whether the kernels take these tensors: inputs, taps, and a pool where there is one.
+/// Returns true if the kernels take these tensors: inputs, taps, and a pool where there is one.
 pub(crate) fn takes(tensors: &[&Tensor<2>], sequences: &SequenceRows) -> bool {
     let [_, taps] = tensors[1].dims();
     alike(Operation::DeltaNet, tensors) && (1..=TAPS).contains(&taps) && sequences.table.is_some()
@@ -91,7 +83,7 @@ impl Kernel<Cube, 2> for Convolution {
     }
 }
 
-/// Where chunks are in the table, how many there are, and channels.
+/// Offset of the chunks in the table, their number, and channels.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Chunks {
     at: usize,
@@ -132,7 +124,7 @@ fn load_window<F: Float>(
     window
 }
 
-/// Where a chunk's rows begin and end, and where its sequence does.
+/// Bounds of a chunk's rows, and of its sequence's.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 struct Rows {
@@ -214,7 +206,7 @@ fn convolve<F: Float>(
     }
 }
 
-/// The same of sequences that continue from their last inputs in a pool, where the new ones go.
+/// [`convolve`] of sequences that continue from their last inputs in a pool, where the new ones go.
 #[cube(launch, address_type = "dynamic")]
 fn convolve_next<F: Float>(
     x: &[F],
@@ -233,7 +225,7 @@ fn convolve_next<F: Float>(
         let at = sequence * SEQUENCE_FIELDS;
         let start = table[at] as usize;
         let end = table[at + 1] as usize;
-        let own = table[at + 2] as usize * comptime!(taps - 1) * channels + channel;
+        let state_at = table[at + 2] as usize * comptime!(taps - 1) * channels + channel;
         let begins = table[at + 3] != 0;
         let weights = load_taps::<F>(w, channel, taps);
         let mut window = Array::<f32>::new(taps);
@@ -242,14 +234,14 @@ fn convolve_next<F: Float>(
         for tap in 1..taps {
             let mut value = 0.0f32;
             if !begins {
-                value = f32::cast_from(pool[own + comptime!(tap - 1) * channels]);
+                value = f32::cast_from(pool[state_at + comptime!(tap - 1) * channels]);
             }
             window[tap] = value;
         }
         convolve_rows::<F>(x, y, &mut window, &weights, start, end, channels, channel, taps);
         #[unroll]
         for tap in 1..taps {
-            pool[own + comptime!(tap - 1) * channels] = F::cast_from(window[tap]);
+            pool[state_at + comptime!(tap - 1) * channels] = F::cast_from(window[tap]);
         }
     }
 }

@@ -1,13 +1,7 @@
 //! The logs of the decays of gated `DeltaNet`, `−e^(A_log) softplus(a + dt_bias)`, and their gradients.
 
 use super::column_sums::sum_rows;
-use super::launch::{Grid, dims, elem, empty, launch};
-use crate::autodiff::{self, Kernel, run};
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use super::prelude::*;
 
 /// Rows whose contributions to the gradients of `A_log` and `dt_bias` a unit sums.
 const BLOCK: usize = 64;
@@ -33,12 +27,8 @@ impl Kernel<Cube, 3> for LogDecays {
         (out, inputs)
     }
 
-    fn backward(
-        &self,
-        [a, decay_log, time_bias]: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
+    fn backward(&self, saved: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
+        let [a, decay_log, time_bias] = saved;
         let [rows, heads] = dims(&a);
         let blocks = rows.div_ceil(BLOCK).max(1);
         let da = empty(&a, [rows, heads], a.dtype);

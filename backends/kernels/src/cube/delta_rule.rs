@@ -26,25 +26,15 @@ mod runs;
 mod sizes;
 mod tile;
 
-use super::launch::{
-    Grid, RowGrid, detached, dims, elem, empty, empty_or_zeros, integers, into_writable, launch, supports,
-};
-use crate::autodiff::{self, Kernel, KernelBackend, run};
-use crate::choice::Operation;
+use super::prelude::*;
 use crate::delta::{DeltaHeads, SequenceRows, SequenceTable};
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
 use sizes::{Keep, Sizes};
 use tile::RuleLayoutLaunch;
 
-/// Whether the kernels take these tensors: queries, keys and values in any type, all others in f32.
+/// Returns true if the kernels take these tensors: queries, keys and values in any type, all others in f32.
 pub(crate) fn takes([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> bool {
     let wide = [g, beta].iter().all(|t| t.dtype() == DType::F32);
-    supports(Operation::DeltaNet, qkv) && wide && Sizes::of(heads).is_some() && sequences.table.is_some()
+    supports(Operation::DeltaNet, qkv) && wide && Sizes::new(heads).is_some() && sequences.table.is_some()
 }
 
 /// [`takes`], from states in a pool.
@@ -59,14 +49,8 @@ pub(crate) fn continues(
 }
 
 /// See [`crate::gated_delta_rule`].
-pub(crate) fn gated_delta_rule(
-    qkv: &Tensor<2>,
-    g: &Tensor<2>,
-    beta: &Tensor<2>,
-    heads: DeltaHeads,
-    sequences: &SequenceRows,
-) -> Tensor<2> {
-    run(DeltaRule::new(heads, sequences), [qkv, g, beta].map(|t| autodiff::input(t.clone())))
+pub(crate) fn gated_delta_rule(inputs: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> Tensor<2> {
+    run(DeltaRule::new(heads, sequences), inputs.map(|t| autodiff::input(t.clone())))
 }
 
 /// See [`crate::continue_delta_rule`].
@@ -91,7 +75,7 @@ struct DeltaRule {
     table: SequenceTable,
 }
 
-/// What the backward pass keeps of its runs through sequences.
+/// Buffers of the backward pass's runs through sequences.
 struct Kept {
     /// u of every token, then dδ: `[2, rows, values, value_dim]`.
     vectors: CubeTensor,
@@ -101,7 +85,7 @@ struct Kept {
 
 impl DeltaRule {
     fn new(heads: DeltaHeads, sequences: &SequenceRows) -> Self {
-        let sizes = Sizes::of(heads).expect("heads that a kernel takes");
+        let sizes = Sizes::new(heads).expect("heads that a kernel takes");
         let table = sequences.table.clone().expect("sequences of a GPU");
         Self { heads, sizes, table }
     }
@@ -112,7 +96,7 @@ impl DeltaRule {
     }
 
     fn runs_grid<const N: usize>(&self, largest: [&CubeTensor; N]) -> Grid {
-        Grid::of(largest, self.runs(), CubeDim::new_1d(self.sizes.units() as u32))
+        Grid::new(largest, self.runs(), CubeDim::new_1d(self.sizes.units() as u32))
     }
 
     fn layout(&self, rows: usize, tasks: usize) -> RuleLayoutLaunch {
@@ -154,7 +138,7 @@ impl DeltaRule {
         launch!(runs::delta_rule_forward, grid, [qkv, g, beta, table, out, states], layout, keep, self.sizes, dtype);
     }
 
-    /// What a run through sequences from their ends adds to what is kept of them.
+    /// Fills the second halves of `kept` by a run through sequences from their ends.
     fn run_back(&self, [qkv, g, beta]: &[CubeTensor; 3], d_out: &CubeTensor, kept: &Kept) {
         let [rows, _] = dims(qkv);
         let Kept { vectors, states } = kept;
@@ -179,7 +163,7 @@ impl DeltaRule {
         let Kept { vectors, states } = kept;
         for back in [false, true] {
             let (table, dim) = (integers(&self.table.words), CubeDim::new_1d(self.sizes.row_units() as u32));
-            let grid = Grid::of([qkv, vectors, states, &d_qk], tasks, dim);
+            let grid = Grid::new([qkv, vectors, states, &d_qk], tasks, dim);
             launch!(
                 chunks::delta_rule_chunks,
                 grid,
@@ -202,7 +186,7 @@ impl DeltaRule {
         [d_qkv, d_g, d_beta]: &[CubeTensor; 3],
     ) {
         let [rows, _] = dims(qkv);
-        let grid = RowGrid::of(self.heads.key_dim.max(self.heads.value_dim));
+        let grid = RowGrid::new(self.heads.key_dim.max(self.heads.value_dim));
         let tasks = self.table.rows * self.heads.keys;
         let table = integers(&self.table.words);
         launch!(
@@ -231,8 +215,8 @@ impl Kernel<Cube, 3> for DeltaRule {
     fn backward(&self, inputs: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let [rows, _] = dims(&inputs[0]);
         let whole = self.table.rows == rows;
-        let own = |t: &CubeTensor| empty_or_zeros(t, t.shape(), t.dtype, whole);
-        let gradients = inputs.each_ref().map(own);
+        let like = |t: &CubeTensor| empty_or_zeros(t, t.shape(), t.dtype, whole);
+        let gradients = inputs.each_ref().map(like);
         if self.table.sequences > 0 {
             let width = self.heads.values * self.heads.value_dim;
             let states = [2, self.table.chunks, self.heads.state()];
@@ -248,6 +232,6 @@ impl Kernel<Cube, 3> for DeltaRule {
             self.input_gradients(&inputs, vectors, &d_qk, &gradients);
         }
         let mut wanted = wanted.into_iter();
-        gradients.map(|own| wanted.next().unwrap_or(false).then_some(own))
+        gradients.map(|gradient| wanted.next().unwrap_or(false).then_some(gradient))
     }
 }

@@ -1,13 +1,7 @@
 //! The gradient of an embedding: each unit sums one column of one token's rows, in the batch's order.
 
-use super::launch::{Grid, UNITS, detached, dims, elem, integers, into_writable, launch};
-use crate::autodiff::KernelBackend;
+use super::prelude::*;
 use crate::shapes::RowsByToken;
-use burn::backend::Cube;
-use burn::tensor::Tensor;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
 
 /// See [`crate::scatter_add_rows`].
 pub(crate) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Tensor<2> {

@@ -1,25 +1,16 @@
 //! `RMSNorm` together with what comes before it when tokens are decoded: the residual addition, or the joint product of
 //! queries, keys and values. Without a gradient.
 
-use super::launch::{
-    RowGrid, detached, dims, elem, empty, into_writable, launch, output_arg, reuse_or_alloc, row_index, row_lanes,
-    row_sum,
-};
 use super::norm::{NormShape, NormShapeLaunch, reciprocal};
-use crate::autodiff::KernelBackend;
+use super::prelude::*;
 use crate::shapes::JoinedHeads;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::Tensor;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
 
 /// See [`crate::add_rms_norm`].
 pub(crate) fn add_rms_norm(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
     let _span = span("norm", 0.0);
     let [base, x, w] = [base, x.clone(), w.clone()].map(detached);
     let [rows, n] = dims(&x);
-    let grid = RowGrid::of(n);
+    let grid = RowGrid::new(n);
     let normed = empty(&x, [rows, n], x.dtype);
     let (sum, in_place) = reuse_or_alloc(&base);
     let shape = NormShapeLaunch::new(rows, n, eps as f32, offset as f32);
@@ -41,7 +32,7 @@ pub(crate) fn norm_heads(
     let out = into_writable(qkv);
     let rows = out.shape()[0];
     let JoinedHeads { queries, keys, dim } = heads;
-    let grid = RowGrid::of(dim);
+    let grid = RowGrid::new(dim);
     let shape = NormShapeLaunch::new(rows, dim, eps as f32, offset as f32);
     let cubes = grid.cubes([&out], rows * (queries + keys));
     launch!(normalise_heads, cubes, [&out, q, k], shape, queries, keys, grid, elem(&out));

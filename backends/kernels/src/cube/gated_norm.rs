@@ -2,21 +2,14 @@
 
 use super::column_sums::{Term, X, Z, column_sums};
 use super::glu::activation;
-use super::launch::{RowGrid, alike, buffer, dims, elem, empty, launch, row_index, row_lanes, row_sum, supports};
 use super::norm::{NormShape, NormShapeLaunch, reciprocal};
-use crate::autodiff::{self, Kernel, run};
-use crate::choice::Operation;
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use super::prelude::*;
 use firebrick_spec::Activation;
 
 /// Rows whose contributions to the weight's gradient a unit sums: heads are narrow and many.
 const BLOCK: usize = 256;
 
-/// Whether the kernel takes these tensors: `x` may be wider than the others.
+/// Returns true if the kernel takes these tensors: `x` may be wider than the others.
 pub(crate) fn takes(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>) -> bool {
     let wide = x.dtype() == DType::F32 || x.dtype() == z.dtype();
     wide && supports(Operation::DeltaNet, x) && alike(Operation::DeltaNet, &[z, w])
@@ -46,7 +39,7 @@ impl Kernel<Cube, 3> for GatedNorm {
         let [x, z, w] = &inputs;
         let [rows, n] = dims(x);
         let y = empty(z, [rows, n], z.dtype);
-        let grid = RowGrid::of(n);
+        let grid = RowGrid::new(n);
         let types = [elem(x), elem(z)];
         launch!(gated_normalise, grid.cubes([x], rows), [x, z, w, &y], self.shape([rows, n]), grid, types);
         (y, inputs)
@@ -56,7 +49,7 @@ impl Kernel<Cube, 3> for GatedNorm {
         let [rows, n] = dims(&x);
         let [dx, dz] = [&x, &z].map(|t| empty(t, [rows, n], t.dtype));
         let reciprocals = empty(&x, [rows], DType::F32);
-        let grid = RowGrid::of(n);
+        let grid = RowGrid::new(n);
         let (cubes, shape, types) = (grid.cubes([&x], rows), self.shape([rows, n]), [elem(&x), elem(&z)]);
         launch!(gated_norm_backward, cubes, [&x, &z, &w, &gradient, &dx, &dz, &reciprocals], shape, grid, types);
         let dw = wanted[2].then(|| {

@@ -6,16 +6,12 @@
 //! without dynamic shared memory.
 
 use super::column_sums::sum_rows;
-use super::launch::{dims, empty};
-use burn::tensor::DType;
+use super::prelude::*;
 #[cfg(feature = "cuda")]
 use burn_cubecl::CubeDevice;
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::attributes::BufferIOAttr;
 use cubecl::ir::metadata::Info;
 use cubecl::ir::{AddressType, ElemType, Scope, UIntKind};
-use cubecl::prelude::*;
 use cubecl::server::{KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeKernel, PrecompiledSource};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -54,12 +50,12 @@ const CHUNK: usize = 8;
 const INPUTS: usize = 32;
 
 /// Fewest inputs for which a block has sums of its own: below, adding the sums takes what the blocks save.
-const FEWEST_INPUTS: usize = 2048;
+const MIN_INPUTS: usize = 2048;
 
 /// Blocks of small tiles that a multiprocessor has at a time.
 const BLOCKS: usize = 4;
 
-/// How tensor cores are told to multiply.
+/// Matrix instructions of the tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Instructions {
     /// A warp, out of registers: `mma.sync`, compute capability 8.0.
@@ -68,7 +64,7 @@ enum Instructions {
     Wgmma,
 }
 
-/// Which of its two dimensions of a matrix lies side by side in memory.
+/// The dimension of a matrix that is contiguous in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Order {
     /// The inputs that a product sums over.
@@ -101,7 +97,7 @@ impl Operand {
     }
 }
 
-/// What a kernel is compiled for.
+/// Compile-time parameters of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Variant {
     dtype: DType,
@@ -109,7 +105,7 @@ struct Variant {
     /// Rows of a tile.
     rows: usize,
     orders: [Order; 2],
-    /// Whether sums stay in f32, for those of other inputs to be added.
+    /// True if sums stay in f32, for those of other inputs to be added.
     parts: bool,
 }
 
@@ -202,7 +198,7 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
     let tiles = |rows: usize| m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
     // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
     let large = tiles(LARGE) >= at_once && (orders == [Order::Inputs; 2] || instructions == Instructions::Mma);
-    let parts = (at_once / tiles(SMALL)).min(k / FEWEST_INPUTS).max(1);
+    let parts = (at_once / tiles(SMALL)).min(k / MIN_INPUTS).max(1);
     let part = k.div_ceil(parts).next_multiple_of(INPUTS);
     let parts = k.div_ceil(part);
     let variant =
@@ -239,7 +235,7 @@ fn launch(variant: Variant, inputs: [&CubeTensor; 2], out: &CubeTensor, sizes: [
     );
 }
 
-/// What a device's tensor cores take; `None` where it is none of NVIDIA's, or older than Ampere.
+/// Matrix instructions of a device; `None` if it is none of NVIDIA's, or older than Ampere.
 #[cfg(feature = "cuda")]
 fn instructions(like: &CubeTensor) -> Option<Instructions> {
     use cudarc::driver::CudaContext;
@@ -250,18 +246,18 @@ fn instructions(like: &CubeTensor) -> Option<Instructions> {
         return None;
     };
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, found)) = known.iter().find(|(index, _)| *index == cuda.index) {
-        return *found;
+    if let Some((_, supported)) = known.iter().find(|(index, _)| *index == cuda.index) {
+        return *supported;
     }
     // the primary context, which CubeCL has too
     let capability = CudaContext::new(cuda.index).and_then(|context| context.compute_capability());
-    let found = match capability {
+    let supported = match capability {
         Ok((9, _)) => Some(Instructions::Wgmma),
         Ok((8.., _)) => Some(Instructions::Mma),
         _ => None,
     };
-    known.push((cuda.index, found));
-    found
+    known.push((cuda.index, supported));
+    supported
 }
 
 /// None: this build has no CUDA.

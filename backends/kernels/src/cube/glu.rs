@@ -1,13 +1,6 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{Grid, detached, dims, elem, empty, launch, output_arg, reuse_or_alloc};
-use crate::autodiff::{self, Kernel, KernelBackend, run};
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::Tensor;
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
+use super::prelude::*;
 use firebrick_spec::Activation;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -20,8 +13,8 @@ pub(crate) fn glu(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Ten
 pub(crate) fn glu_joined(x: &Tensor<2>, activation: Activation) -> Tensor<2> {
     let _span = span("gate", 0.0);
     let x = detached(x.clone());
-    let [rows, both] = dims(&x);
-    let width = both / 2;
+    let [rows, columns] = dims(&x);
+    let width = columns / 2;
     let out = empty(&x, [rows, width], x.dtype);
     let n = rows * width;
     launch!(forward, Grid::elements([&x], n), [&x, &x, &out], n, width, activation, true, elem(&out));

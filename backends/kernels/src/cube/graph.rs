@@ -1,11 +1,8 @@
 //! Graphs of `CubeCL`: of CUDA and HIP in hardware; on wgpu the recorded dispatches are encoded again.
 
-use crate::autodiff::KernelBackend;
+use super::prelude::*;
 use crate::backend::{RecordedGraph, Recorder};
-use burn::backend::Cube;
-use burn::tensor::{Device, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
+use burn::tensor::Device;
 use cubecl::client::Graph;
 use std::fmt::{Debug, Formatter};
 
@@ -13,31 +10,27 @@ use std::fmt::{Debug, Formatter};
 pub(crate) struct CubeRecorder(CubeTensor);
 
 impl CubeRecorder {
-    pub(crate) fn of(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         Self(Cube::primitive(Tensor::<1>::empty([1], &device.clone().inner())))
     }
 }
 
 impl Recorder for CubeRecorder {
     fn prepare(&self) -> Result<(), String> {
-        let prepared = self.0.client.graph_prepare();
-        prepared.map_err(|error| error.to_string())
+        self.0.client.graph_prepare().map_err(|error| error.to_string())
     }
 
     fn start(&self) -> Result<(), String> {
-        let started = self.0.client.start_capture();
-        started.map_err(|error| error.to_string())
+        self.0.client.start_capture().map_err(|error| error.to_string())
     }
 
     fn finish(&self) -> Result<Box<dyn RecordedGraph>, String> {
-        let graph = self.0.client.stop_capture();
-        let graph = graph.map_err(|error| error.to_string())?;
+        let graph = self.0.client.stop_capture().map_err(|error| error.to_string())?;
         Ok(Box::new(CubeGraph(graph)))
     }
 
     fn wait(&self) -> Result<(), String> {
-        let waited = cubecl::future::block_on(self.0.client.sync());
-        waited.map_err(|error| error.to_string())
+        cubecl::future::block_on(self.0.client.sync()).map_err(|error| error.to_string())
     }
 }
 

@@ -1,14 +1,14 @@
-//! What all kernels share: conversions of tensors, buffers, launch grids, reductions over the units of a row.
+//! Shared code of all kernels: conversions of tensors, buffers, launch grids, reductions over the units of a row.
 
 use crate::autodiff::{self, KernelBackend, enabled, kernel_backend};
 use crate::choice::{Operation, used};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Shape, Tensor};
+use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
@@ -55,19 +55,20 @@ fn backend(device: &CubeDevice) -> Backend {
     }
 }
 
-/// Whether models on this device run an operation through its kernel.
+/// Returns true if models on this device run an operation through its kernel.
 pub(crate) fn available(operation: Operation, device: &Device) -> bool {
     let dtype = device.settings().float_dtype.into();
     enabled() && !is_cpu(device) && computes_in(operation, device, dtype)
 }
 
-/// Whether a kernel is used for a tensor: the device computes in its type, and models use the operation's kernel there.
+/// Returns true if a kernel is used for a tensor: the device computes in its type, and models use the operation's
+/// kernel there.
 pub(super) fn supports<const D: usize>(operation: Operation, tensor: &Tensor<D>) -> bool {
     let device = tensor.device();
     enabled() && !is_cpu(&device) && computes_in(operation, &device, tensor.dtype())
 }
 
-/// Whether an operation's kernel is used for these tensors, all of one type.
+/// Returns true if an operation's kernel is used for these tensors, all of one type.
 pub(crate) fn alike<const D: usize>(operation: Operation, tensors: &[&Tensor<D>]) -> bool {
     tensors.iter().all(|t| supports(operation, *t) && t.dtype() == tensors[0].dtype())
 }
@@ -77,7 +78,7 @@ pub(crate) fn plain<const D: usize>(operation: Operation, tensors: &[&Tensor<D>]
     alike(operation, tensors) && tensors.iter().all(|t| !t.device().is_autodiff())
 }
 
-/// Whether kernels are used on a device at all.
+/// Returns true if kernels are used on a device at all.
 pub(crate) fn enabled_on(device: &Device) -> bool {
     enabled() && !is_cpu(device)
 }
@@ -118,14 +119,14 @@ pub(super) fn empty_or_zeros(like: &CubeTensor, shape: impl Into<Shape>, dtype: 
         return empty(like, shape, dtype);
     }
     // Burn pads rows of zeros on CUDA, unless there is only one
-    let all = Shape::new([shape.num_elements()]);
-    let flat = zeros_client(like.client.clone(), like.device.clone(), all, dtype);
+    let flat_shape = Shape::new([shape.num_elements()]);
+    let flat = zeros_client(like.client.clone(), like.device.clone(), flat_shape, dtype);
     CubeTensor::new_contiguous(flat.client, flat.device, shape, flat.handle, flat.dtype)
 }
 
-/// Whether nobody else has a tensor's buffer. The thread that serves the device holds a buffer while it allocates it,
-/// so that one which is being made looks shared: then this waits until that thread has done what it was asked for, and
-/// looks again.
+/// Returns true if nobody else has a tensor's buffer. The thread that serves the device holds a buffer while it
+/// allocates it, so that one which is being made looks shared: then this waits until that thread has done what it was
+/// asked for, and looks again.
 pub(super) fn is_unshared(tensor: &CubeTensor) -> bool {
     tensor.can_mut() || tensor.client.exclusive(|| ()).is_ok() && tensor.can_mut()
 }
@@ -147,8 +148,8 @@ pub(super) fn reuse_or_alloc(input: &CubeTensor) -> (CubeTensor, bool) {
 }
 
 /// The buffer of an output: an input's own, or a new one of its shape and type. Says which.
-pub(super) fn reuse_if(own: bool, input: &CubeTensor) -> (CubeTensor, bool) {
-    if own { (input.clone(), true) } else { (empty(input, input.shape(), input.dtype), false) }
+pub(super) fn reuse_if(reuse: bool, input: &CubeTensor) -> (CubeTensor, bool) {
+    if reuse { (input.clone(), true) } else { (empty(input, input.shape(), input.dtype), false) }
 }
 
 /// The argument of an output that may be in the buffer of the `input`-th argument.
@@ -161,7 +162,7 @@ pub(super) fn output_arg(out: &CubeTensor, in_place: bool, input: usize) -> Buff
     }
 }
 
-/// What a kernel takes as a buffer.
+/// Types that a kernel takes as a buffer.
 pub(super) trait IntoBuffer {
     fn into_buffer(self) -> BufferArg;
 }
@@ -238,7 +239,7 @@ pub(super) struct Grid {
 impl Grid {
     /// Cubes of [`UNITS`] units. `largest` are the tensors of the launch that may be its largest.
     pub fn cubes<const N: usize>(largest: [&CubeTensor; N], count: usize) -> Self {
-        Self::of(largest, count, CubeDim::new_1d(UNITS as u32))
+        Self::new(largest, count, CubeDim::new_1d(UNITS as u32))
     }
 
     /// Cubes of [`UNITS`] units, one unit for each of `count` elements.
@@ -247,7 +248,7 @@ impl Grid {
     }
 
     /// Cubes of some units.
-    pub fn of<const N: usize>(largest: [&CubeTensor; N], count: usize, dim: CubeDim) -> Self {
+    pub fn new<const N: usize>(largest: [&CubeTensor; N], count: usize, dim: CubeDim) -> Self {
         let client = largest[0].client.clone();
         let count = CubeCountSelection::new(&client, count as u32).cube_count();
         let address = largest.into_iter().map(CubeTensor::required_address_type).max();
@@ -264,14 +265,14 @@ pub(super) struct RowGrid {
 
 impl RowGrid {
     /// For rows of `n` elements: a power of two of units, about one for every four elements. Short rows share a cube.
-    pub fn of(n: usize) -> Self {
+    pub fn new(n: usize) -> Self {
         let units = n.div_ceil(4).next_power_of_two().clamp(32, UNITS);
         Self { units, rows: UNITS / units }
     }
 
     /// Cubes for so many rows.
     pub fn cubes<const N: usize>(self, largest: [&CubeTensor; N], rows: usize) -> Grid {
-        Grid::of(largest, rows.div_ceil(self.rows), CubeDim::new_2d(self.units as u32, self.rows as u32))
+        Grid::new(largest, rows.div_ceil(self.rows), CubeDim::new_2d(self.units as u32, self.rows as u32))
     }
 }
 
@@ -308,19 +309,19 @@ fn row_reduce<N: Numeric>(
     #[comptime] units: usize,
 ) -> N {
     let first = UNIT_POS_Y as usize * units;
-    let own = first + UNIT_POS_X as usize;
-    lanes[own] = value;
+    let lane = first + UNIT_POS_X as usize;
+    lanes[lane] = value;
     sync_cube();
     let steps = comptime!(units.ilog2() as usize);
     #[unroll]
     for step in 0..steps {
         let half = comptime!(units >> (step + 1));
         if (UNIT_POS_X as usize) < half {
-            let other = lanes[own + half];
+            let other = lanes[lane + half];
             if to_largest {
-                lanes[own] = max(lanes[own], other);
+                lanes[lane] = max(lanes[lane], other);
             } else {
-                lanes[own] += other;
+                lanes[lane] += other;
             }
         }
         sync_cube();

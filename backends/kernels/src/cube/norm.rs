@@ -1,15 +1,7 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): one pass over memory forward, two backward.
 
 use super::column_sums::{Term, X, column_sums};
-use super::launch::{
-    RowGrid, buffer, dims, elem, empty, launch, output_arg, reuse_or_alloc, row_index, row_lanes, row_sum,
-};
-use crate::autodiff::{self, Kernel, run};
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use super::prelude::*;
 
 /// Rows whose contributions to the weight's gradient a unit sums.
 pub(super) const BLOCK: usize = 64;
@@ -56,7 +48,7 @@ impl Kernel<Cube, 3> for NormAdd {
 
     fn forward(&self, [base, x, w]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
         let [rows, n] = dims(&x);
-        let grid = RowGrid::of(n);
+        let grid = RowGrid::new(n);
         let (out, in_place) = reuse_or_alloc(&base);
         let y = output_arg(&out, in_place, 0);
         launch!(normalise, grid.cubes([&x], rows), [base, &x, &w, y], self.0.shape([rows, n]), true, grid, elem(&x));
@@ -81,7 +73,7 @@ impl Kernel<Cube, 2> for Norm {
         let [x, w] = &inputs;
         let [rows, n] = dims(x);
         let y = empty(x, [rows, n], x.dtype);
-        let grid = RowGrid::of(n);
+        let grid = RowGrid::new(n);
         // nothing is added, but a buffer has to be bound
         launch!(normalise, grid.cubes([x], rows), [x, x, w, &y], self.shape([rows, n]), false, grid, elem(x));
         (y, inputs)
@@ -90,7 +82,7 @@ impl Kernel<Cube, 2> for Norm {
     fn backward(&self, [x, w]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let [rows, n] = dims(&x);
         let reciprocals = empty(&x, [rows], DType::F32);
-        let grid = RowGrid::of(n);
+        let grid = RowGrid::new(n);
         // the weight's gradient reads the incoming gradient again
         let (dx, in_place) = if wanted[1] { (empty(&x, [rows, n], x.dtype), false) } else { reuse_or_alloc(&gradient) };
         let (cubes, shape, out) = (grid.cubes([&x], rows), self.shape([rows, n]), output_arg(&dx, in_place, 2));

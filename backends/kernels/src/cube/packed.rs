@@ -12,17 +12,14 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{VECTOR, has_tensor_cores};
-use super::launch::{Grid, RowGrid, detached, dims, elem, empty, integers, into_writable, launch, plain};
-use crate::autodiff::KernelBackend;
+use super::prelude::*;
 use crate::backend::PackedMatrix;
-use crate::choice::{FEW_ROWS, FEW_ROWS_ON_CORES, Operation};
+use crate::choice::{MAX_FUSED_ROWS, MAX_FUSED_ROWS_ON_CORES};
 use crate::operations::products::matmul;
 use crate::shapes::Transposed;
-use burn::backend::Cube;
-use burn::tensor::{DType, Int, Tensor};
-use burn_cubecl::tensor::CubeTensor;
+use burn::tensor::Int;
 use codes::{Epilogue, PANEL, WORD, decode, encode};
-use firebrick_device::trace::{Span, span};
+use firebrick_device::trace::Span;
 use std::any::Any;
 use std::fmt::{Debug, Formatter};
 
@@ -53,7 +50,7 @@ impl QuantizedMatrix {
         let matrix = detached(matrix.clone());
         let codes = empty(&matrix, [panels * words * PANEL], DType::I32);
         let scales = empty(&matrix, [panels * PANEL], DType::F32);
-        let grid = RowGrid::of(inner);
+        let grid = RowGrid::new(inner);
         let dtype = elem(&matrix);
         let cubes = grid.cubes([&matrix], panels * PANEL);
         launch!(encode, cubes, [matrix, &codes, &scales], outputs, panels * PANEL, inner, words, f32::NAN, grid, dtype,);
@@ -65,17 +62,17 @@ impl QuantizedMatrix {
         span("product", 2.0 * (matrices * rows * inner * self.outputs) as f64)
     }
 
-    /// Whether a kernel widens codes for tensor cores.
+    /// Returns true if a kernel widens codes for tensor cores.
     fn on_tensor_cores(&self, x: &Tensor<2>) -> bool {
         let x = Cube::primitive(x.clone());
-        self.inner.is_multiple_of(VECTOR) && has_tensor_cores(&x, tensor_core::LEAST_SHARED)
+        self.inner.is_multiple_of(VECTOR) && has_tensor_cores(&x, tensor_core::MIN_SHARED_BYTES)
     }
 
-    /// Whether a kernel widens codes as it multiplies these rows; else the matrix is widened as a whole.
+    /// Returns true if a kernel widens codes as it multiplies these rows; else the matrix is widened as a whole.
     fn is_fused(&self, x: &Tensor<2>) -> bool {
         let [rows, inner] = x.dims();
         debug_assert_eq!(inner, self.inner);
-        rows <= if self.on_tensor_cores(x) { FEW_ROWS_ON_CORES } else { FEW_ROWS }
+        rows <= if self.on_tensor_cores(x) { MAX_FUSED_ROWS_ON_CORES } else { MAX_FUSED_ROWS }
     }
 
     /// [`Self::multiply`] into a new tensor.

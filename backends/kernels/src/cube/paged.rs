@@ -23,18 +23,10 @@ mod tile;
 
 pub(crate) use cache::{copy_blocks, gather_kv, write_kv};
 
-use super::launch::{
-    Grid, buffer, cubes_to_fill, detached, dims, elem, empty, integers, into_writable, launch, supports,
-};
-use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
-use crate::paged::{KvPool, LONG, PagedAttentionShape};
+use super::prelude::*;
+use crate::paged::{KvPool, MIN_SPLIT_TOKENS, PagedAttentionShape};
 use crate::shapes::JoinedHeads;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::tensor::CubeTensor;
 use codes::CODES;
-use firebrick_device::trace::span;
 use kernels::{append, attend, attend_parts, combine_parts, part_elements};
 use place::{Layout, Sizes};
 use pool::CubePool;
@@ -76,23 +68,23 @@ enum Step {
     Append,
 }
 
-/// Whether the kernels take tensors of these types beside the first one, with tables of a GPU.
+/// Returns true if the kernels take tensors of these types beside the first one, with tables of a GPU.
 fn knows(first: &Tensor<2>, others: &[DType], pool: &KvPool, shape: &PagedAttentionShape<'_>) -> bool {
     let stored = match pool {
         KvPool::Float { keys, values } => [keys.dtype(), values.dtype()],
         KvPool::Int8 { .. } => [first.dtype(); 2],
     };
     let tables = shape.tables.on_device.is_some() && shape.angles.on_device.is_some();
-    let mut all = others.iter().chain(&stored);
-    tables && supports(Operation::DecodeAttention, first) && all.all(|&dtype| dtype == first.dtype())
+    let mut dtypes = others.iter().chain(&stored);
+    tables && supports(Operation::DecodeAttention, first) && dtypes.all(|&dtype| dtype == first.dtype())
 }
 
-/// Whether the kernels take these tensors.
+/// Returns true if the kernels take these tensors.
 pub(crate) fn takes([q, k, v]: &[Tensor<2>; 3], pool: &KvPool, shape: &PagedAttentionShape<'_>) -> bool {
     knows(q, &[k.dtype(), v.dtype()], pool, shape)
 }
 
-/// Whether the kernels take these tensors, joined.
+/// Returns true if the kernels take these tensors, joined.
 pub(crate) fn takes_joined(
     qkv: &Tensor<2>,
     bias: Option<&Tensor<2>>,
@@ -185,7 +177,11 @@ fn decode_attention(
 
 /// Parts into which the columns of a row are divided, so that cubes fill the GPU.
 fn parts(like: &CubeTensor, tasks: usize, longest: usize) -> usize {
-    if longest < LONG || tasks == 0 { 1 } else { cubes_to_fill(like).div_ceil(tasks).clamp(1, longest / PART) }
+    if longest < MIN_SPLIT_TOKENS || tasks == 0 {
+        1
+    } else {
+        cubes_to_fill(like).div_ceil(tasks).clamp(1, longest / PART)
+    }
 }
 
 impl LaunchParams<'_> {

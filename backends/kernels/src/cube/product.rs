@@ -1,14 +1,10 @@
 //! Matrix products in `CubeK`'s kernels, with gradients in the memory layout of their matrices. Results have no padding
 //! between rows, which Burn's own may have on CUDA, and which the next kernel would copy away.
 
-use super::launch::{dims, empty, enabled_on};
+use super::prelude::*;
 use super::{gemm, skinny_gemm};
-use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::shapes::Transposed;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::tensor::CubeTensor;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::launch::launch_ref;
 use cubek::matmul::multi_level::Strategy::SimpleCyclicCmma;
@@ -17,17 +13,16 @@ use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
 use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::matmul::strategy::Strategy;
 use cubek_std::InputBinding;
-use firebrick_device::trace::span;
 
 /// Rows up to which a product is made by planes that divide the inputs, where tiles would have few rows. On an H200
 /// that kernel takes 70 µs for 128 rows of 1,536 inputs and 8,960 outputs, and tiles 18 µs for 128 of 896 and 9,728.
-const FEW_ROWS: usize = 64;
+const MAX_SKINNY_ROWS: usize = 64;
 
 /// Rows from which a plane of tensor cores computes several rows of tiles: up to 4.7 times as fast on an H200 and never
 /// slower, while with 64 rows it takes 1.7 times as long (`--bench products`).
 const MANY_ROWS: usize = 512;
 
-/// Whether the kernels take two matrices.
+/// Returns true if the kernels take two matrices.
 pub(crate) fn takes(x: &Tensor<2>, w: &Tensor<2>) -> bool {
     let dtype = x.dtype();
     let known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
@@ -66,7 +61,7 @@ pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
 
 #[derive(Clone, Debug)]
 struct Linear {
-    /// Whether the matrix gets a gradient: otherwise nothing of `x` is kept.
+    /// True if the matrix gets a gradient: otherwise nothing of `x` is kept.
     trains: bool,
 }
 
@@ -91,7 +86,7 @@ impl Kernel<Cube, 2> for Linear {
 /// `x · Wᵀ`.
 fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     let [rows, _] = dims(x);
-    let many = (rows > FEW_ROWS).then(|| gemm::product(x, &swapped(w.clone())));
+    let many = (rows > MAX_SKINNY_ROWS).then(|| gemm::product(x, &swapped(w.clone())));
     if let Some(out) = many.flatten() {
         return out;
     }

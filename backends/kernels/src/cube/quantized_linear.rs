@@ -1,5 +1,5 @@
-//! Frozen matrices in few bits ([`firebrick_device::quantized`]): products of few rows with them (`fused`), and matrices that are
-//! widened as a whole, where a unit has the numbers of one word of codes.
+//! Frozen matrices in few bits ([`firebrick_device::quantized`]): products of few rows with them (`fused`), and
+//! matrices that are widened as a whole, where a unit has the numbers of one word of codes.
 //!
 //! Widened numbers are those of the host to the bit. So no multiplication may be joined with an addition or done in
 //! another order: the first product passes through integers, and an argument that no compiler knows, before anything
@@ -7,20 +7,14 @@
 
 mod fused;
 
-use super::launch::{Grid, detached, elem, empty, launch, plain};
 use super::packed::codes::code;
-use crate::autodiff::KernelBackend;
-use crate::choice::{FEW_ROWS, Operation};
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
+use super::prelude::*;
+use crate::choice::MAX_FUSED_ROWS;
 use firebrick_spec::quantized::{NF4_BLOCK, NF4_GROUP};
 use firebrick_spec::{BaseFormat, QuantizedLayout};
 use fused::{BYTES, NIBBLES, RECIPROCAL, nibble};
 
-/// Where the parts of a buffer begin, in words. `int8` has scales of rows behind its codes, and nothing else.
+/// Offsets of the parts of a buffer, in words. `int8` has scales of rows behind its codes, and nothing else.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Parts {
     pub scales: usize,
@@ -52,12 +46,12 @@ fn numbers_of(format: BaseFormat) -> usize {
     }
 }
 
-/// Whether a matrix is widened as it is multiplied with these rows: few, without autodiff, and where rows of the matrix
-/// begin with a word.
+/// Returns true if a matrix is widened as it is multiplied with these rows: few, without autodiff, and where rows of
+/// the matrix begin with a word.
 pub(crate) fn takes(x: &Tensor<2>, layout: QuantizedLayout) -> bool {
     let [rows, inner] = x.dims();
     let fits = inner.is_multiple_of(numbers_of(layout.format)) && layout.matrices == 1;
-    (1..=FEW_ROWS).contains(&rows) && fits && plain(Operation::Quantised, &[x])
+    (1..=MAX_FUSED_ROWS).contains(&rows) && fits && plain(Operation::Quantised, &[x])
 }
 
 /// See [`crate::operations`]: the product of few rows with a matrix that is widened as it is multiplied.

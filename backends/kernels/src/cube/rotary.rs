@@ -1,12 +1,6 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the tensor is not shared.
 
-use super::launch::{Grid, detached, dims, elem, launch, output_arg, reuse_or_alloc};
-use crate::autodiff::{self, Kernel, run};
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
+use super::prelude::*;
 
 /// See [`crate::rotary`].
 pub(crate) fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Tensor<3> {

@@ -7,15 +7,9 @@
 
 mod truncation;
 
-use super::launch::{Grid, UNITS, detached, dims, elem, empty, launch, row_max, row_sum, supports};
-use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
+use super::prelude::*;
 use crate::shapes::{SampleOptions, Truncation};
-use burn::backend::Cube;
-use burn::tensor::{DType, Tensor, TensorData};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
+use burn::tensor::TensorData;
 use truncation::{Bounds, BoundsLaunch, Row, Support, Truncates, rank_of, truncated_support, weight_of};
 
 /// Parts of a row that are summed first, each by [`LANES_PER_PART`] units with coalesced reads.
@@ -25,7 +19,7 @@ const LANES_PER_PART: usize = UNITS / PARTS;
 /// Token ids that f32 represents exactly.
 const IDS: usize = 1 << 24;
 
-/// Whether the kernel takes these logits.
+/// Returns true if the kernel takes these logits.
 pub(crate) fn takes(logits: &Tensor<2>) -> bool {
     supports(Operation::Draw, logits) && logits.dims()[1] <= IDS
 }
@@ -91,10 +85,10 @@ fn max_and_sum<F: Float>(
         sum += ((z - largest) * inverse).exp();
         i += UNITS;
     }
-    let all = row_max::<f32>(lanes, largest, UNITS);
-    let scaled = sum * ((largest - all) * inverse).exp();
+    let top = row_max::<f32>(lanes, largest, UNITS);
+    let scaled = sum * ((largest - top) * inverse).exp();
     let full = row_sum(lanes, scaled, UNITS);
-    (all, full)
+    (top, full)
 }
 
 /// The first token with the largest logit.
@@ -130,11 +124,11 @@ fn partial_mass<F: Float>(
     while i < to {
         let z = f32::cast_from(logits[row.first + i]);
         let rank = rank_of(z, spare);
-        let own = weight_of(z, row);
+        let token_weight = weight_of(z, row);
         if rank == support.rank {
             ties += 1.0f32;
-        } else if rank > support.rank && own >= support.least {
-            weight += own;
+        } else if rank > support.rank && token_weight >= support.least {
+            weight += token_weight;
         }
         i += stride;
     }
@@ -158,7 +152,7 @@ fn find_part(
     let mut part = 0usize;
     let mut start = before;
     let mut ties_before = ties_then;
-    let mut found = false;
+    let mut reached = false;
     for p in 0..comptime!(UNITS / beside) {
         let mut weight = 0.0f32;
         let mut ties = 0.0f32;
@@ -168,11 +162,11 @@ fn find_part(
         }
         let own_ties = max(min(support.ties - seen, ties), 0.0f32);
         let kept = weight + own_ties * support.tied;
-        if kept > 0.0f32 && !found {
+        if kept > 0.0f32 && !reached {
             part = p;
             start = running;
             ties_before = seen;
-            found = running + kept >= threshold;
+            reached = running + kept >= threshold;
         }
         running += kept;
         seen += ties;
@@ -196,7 +190,7 @@ fn find_token<F: Float>(
 ) -> usize {
     let mut sum = before;
     let mut seen = ties_then;
-    let mut found = false;
+    let mut reached = false;
     let mut token = min(from, row.vocab - 1);
     for i in from..to {
         let z = f32::cast_from(logits[row.first + i]);
@@ -207,10 +201,10 @@ fn find_token<F: Float>(
             keep = seen < support.ties;
             seen += 1.0f32;
         }
-        if keep && weight >= support.least && !found {
+        if keep && weight >= support.least && !reached {
             sum += weight;
             token = i;
-            found = sum >= threshold;
+            reached = sum >= threshold;
         }
     }
     token
@@ -238,8 +232,8 @@ fn sample_token<F: Float>(
     tied[unit] = ties;
     sync_cube();
     let none = f32::new(0.0);
-    let all = f32::new(3.0e38);
-    let (_part, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, all, LANES_PER_PART);
+    let top = f32::new(3.0e38);
+    let (_part, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, top, LANES_PER_PART);
     let threshold = uniform * mass;
     let (part, start, ties, _all) = find_part(lanes, &mut tied, support, none, none, threshold, LANES_PER_PART);
     sync_cube();
@@ -304,13 +298,13 @@ fn sample<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let mut lanes = Shared::<[f32]>::new_slice(UNITS);
-    let own = min(CUBE_POS, rows - 1);
-    let first = own * vocab;
+    let index = min(CUBE_POS, rows - 1);
+    let first = index * vocab;
     let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
     let row = Row { first, vocab, largest, inverse };
     let support = truncated_support::<F>(logits, &mut lanes, &row, full, &bounds, truncates);
     let spare = comptime!(truncates.spare);
-    let (token, winner, mass) = sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[own], spare);
+    let (token, winner, mass) = sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[index], spare);
     if UNIT_POS as usize == winner && CUBE_POS < rows {
         write_token::<F>(logits, out, &row, token, mass, full);
     }

@@ -5,17 +5,9 @@
 //! max), and the target's z (online softmax; Milakov & Gimelshein, 2018). Formulas: [`crate::score_rows`].
 
 use super::glu::tanh;
-use super::launch::{
-    Grid, RowGrid, detached, dims, elem, empty, integers, launch, output_arg, reuse_or_alloc, row_index, row_lanes,
-    row_max, row_sum,
-};
-use crate::autodiff::KernelBackend;
+use super::prelude::*;
 use crate::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
-use burn::backend::Cube;
-use burn::tensor::{DType, Int, Tensor};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
+use burn::tensor::Int;
 
 /// See [`crate::score_rows`]: all columns are one tile.
 pub(crate) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> RowScores {
@@ -50,7 +42,7 @@ pub(crate) fn score_tile(
         Some(running) => Cube::primitive(running.0),
         None => empty(&logits, [rows, 4], DType::F32),
     };
-    let grid = RowGrid::of(width);
+    let grid = RowGrid::new(width);
     let dtype = elem(&logits);
     let (cubes, tile) = (grid.cubes([&logits], rows), tile_of([rows, width], first, scaling));
     let (fresh, capped) = (u32::from(fresh), scaling.softcap.is_some());

@@ -8,14 +8,12 @@
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "an accumulator is in the registers of a plane")]
 
 use super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, has_tensor_cores, load_fragment, shared_aligned, zero_accumulator};
-use super::launch::{Grid, UNITS, dims, elem, empty, launch};
-use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeDevice, cubecl};
+use super::prelude::*;
+use burn_cubecl::CubeDevice;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
-use cubecl::prelude::*;
 
 /// Rows up to which a product is made this way.
-pub(super) const MOST_ROWS: usize = 256;
+pub(super) const MAX_ROWS: usize = 256;
 
 /// Tiles of 16 rows and of 16 outputs of a cube.
 const ROW_TILES: usize = 4;
@@ -31,7 +29,7 @@ const SHARED: usize = PLANES * SUMS * 4 + PLANES * SIDE * SIDE * 2 + 2 * ALIGNME
 /// not for it.
 pub(super) fn product(x: &CubeTensor, w: &CubeTensor) -> Option<CubeTensor> {
     let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
-    let fits = (1..=MOST_ROWS).contains(&rows) && inner % SIDE == 0 && outputs >= SIDE;
+    let fits = (1..=MAX_ROWS).contains(&rows) && inner % SIDE == 0 && outputs >= SIDE;
     // the kernel is restricted to CUDA's tensor cores
     let on_cuda = matches!(x.device, CubeDevice::Cuda(_));
     if !fits || !on_cuda || !has_tensor_cores(x, SHARED) {
@@ -100,7 +98,7 @@ fn advance<F: Float>(
     let (first_row, first_output, first_input) = first;
     let (rows, inner, outputs) = sizes;
     let mut weights = Sequence::<Matrix<F>>::new();
-    let mut own = Sequence::<Matrix<F>>::new();
+    let mut inputs = Sequence::<Matrix<F>>::new();
     #[unroll]
     for step in 0..steps {
         let input = first_input + comptime!(step * SIDE);
@@ -113,11 +111,11 @@ fn advance<F: Float>(
         #[unroll]
         for tile in 0..tiles {
             if ragged {
-                own.push(ragged_fragment::<F>(x, patches, rows, input, inner));
+                inputs.push(ragged_fragment::<F>(x, patches, rows, input, inner));
             } else {
                 let row = min(first_row + comptime!(tile * SIDE), rows - SIDE);
                 let (a, by_rows) = (MatrixIdent::A, MatrixLayout::RowMajor);
-                own.push(fragment::<F>(a, by_rows, x, row * inner + input, inner));
+                inputs.push(fragment::<F>(a, by_rows, x, row * inner + input, inner));
             }
         }
     }
@@ -125,7 +123,7 @@ fn advance<F: Float>(
     for step in 0..steps {
         #[unroll]
         for tile in 0..tiles {
-            let a = own.index(comptime!(step * tiles + tile));
+            let a = inputs.index(comptime!(step * tiles + tile));
             #[unroll]
             for i in 0..OUTPUT_TILES {
                 let b = weights.index(comptime!(step * OUTPUT_TILES + i));
@@ -180,14 +178,14 @@ fn multiply<F: Float>(
         step += 1;
     }
 
-    let own = plane * SUMS;
+    let inputs = plane * SUMS;
     #[unroll]
     for tile in 0..tiles {
         sync_cube();
         #[unroll]
         for i in 0..OUTPUT_TILES {
             cmma::store(
-                &mut shared[own + comptime!(i * SIDE)..comptime!(PLANES * SUMS)],
+                &mut shared[inputs + comptime!(i * SIDE)..comptime!(PLANES * SUMS)],
                 sums.index(comptime!(tile * OUTPUT_TILES + i)),
                 comptime!((OUTPUT_TILES * SIDE) as u32),
                 MatrixLayout::RowMajor,

@@ -1,13 +1,8 @@
 //! The inputs of a decoding step in one buffer, and tensors that are parts of it.
 
-use super::launch::{Grid, detached, integers, launch};
-use crate::autodiff::KernelBackend;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Int, Shape, Tensor};
-use burn_cubecl::cubecl;
+use super::prelude::*;
+use burn::tensor::{Int, Shape};
 use burn_cubecl::kernel::copy_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 use std::ops::Range;
 
 /// Bytes of a word.

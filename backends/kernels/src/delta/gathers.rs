@@ -18,18 +18,18 @@ impl TapRows {
         let zeros = rows + sequences.len() * before;
         let mut of_taps = vec![vec![zeros; rows]; taps];
         let mut last = Vec::new();
-        for (i, StateRows { rows: own, .. }) in sequences.iter().enumerate() {
+        for (i, StateRows { rows: span, .. }) in sequences.iter().enumerate() {
             // the sequence's inputs by their index, those of its state first
             let input = |index: usize| match index.checked_sub(before) {
                 None => rows + i * before + index,
-                Some(new) => own.start + new,
+                Some(new) => span.start + new,
             };
-            for (index, row) in own.clone().enumerate() {
+            for (index, row) in span.clone().enumerate() {
                 for (tap, of_rows) in of_taps.iter_mut().enumerate() {
                     of_rows[row] = input(index + tap);
                 }
             }
-            last.extend((own.len()..own.len() + before).map(input));
+            last.extend((span.len()..span.len() + before).map(input));
         }
         Self { taps: of_taps.into_iter().map(|rows| integers(rows, device)).collect(), last: integers(last, device) }
     }
@@ -48,15 +48,15 @@ pub(crate) struct PaddedRows {
 
 impl PaddedRows {
     pub(super) fn new(sequences: &[StateRows], rows: usize, device: &Device) -> Self {
-        let longest = sequences.iter().map(|own| own.rows.len()).max().unwrap_or(1);
+        let longest = sequences.iter().map(|span| span.rows.len()).max().unwrap_or(1);
         let width = if longest < CHUNK { longest.next_power_of_two() } else { longest.next_multiple_of(CHUNK) };
         let mut spread = Vec::with_capacity(sequences.len() * width);
         let mut places = vec![sequences.len() * width; rows];
-        for (i, StateRows { rows: own, .. }) in sequences.iter().enumerate() {
-            for (index, row) in own.clone().enumerate() {
+        for (i, StateRows { rows: span, .. }) in sequences.iter().enumerate() {
+            for (index, row) in span.clone().enumerate() {
                 places[row] = i * width + index;
             }
-            spread.extend((0..width).map(|c| if c < own.len() { own.start + c } else { rows }));
+            spread.extend((0..width).map(|c| if c < span.len() { span.start + c } else { rows }));
         }
         Self { spread: integers(spread, device), places: integers(places, device), width }
     }

@@ -32,16 +32,16 @@ pub(crate) fn dequantize(blocks: &QuantizedBlocks, entries: &Tensor<1>, shape: [
     let QuantizedBlocks { codes, scales } = blocks;
     let n = shape[0] * shape[1];
     // slices are written into their place: joining them would hold everything twice
-    let mut all = Tensor::<1>::empty([n], (&scales.device(), dtype));
+    let mut whole = Tensor::<1>::empty([n], (&scales.device(), dtype));
     for start in (0..n).step_by(SLICE) {
         let end = n.min(start + SLICE);
         let blocks = start / BLOCK..end.div_ceil(BLOCK);
         let words = blocks.start * BLOCK / PACKED..blocks.end * BLOCK / PACKED;
         let part = dequantize_slice(codes.clone().slice(words), scales.clone().slice(blocks), entries.clone());
         let part = part.slice(0..end - start).cast(dtype);
-        all = all.slice_assign(start..end, part);
+        whole = whole.slice_assign(start..end, part);
     }
-    all.reshape(shape)
+    whole.reshape(shape)
 }
 
 /// Packed codes and scales of whole blocks.
@@ -73,7 +73,7 @@ fn block_scales(values: &Tensor<2>, smallest: f32) -> Tensor<2> {
     scales.mask_fill(small, 0.0) + not_finite
 }
 
-/// How many midpoints are below each number, by binary search.
+/// Number of midpoints below each value, by binary search.
 fn nearest(x: &Tensor<1>, map: &QuantizationMap<'_>) -> Tensor<1, Int> {
     let mut code = x.clone().greater_elem(map.middle).int().cast(IntDType::I32) * 128;
     for step in [64, 32, 16, 8, 4, 2, 1] {

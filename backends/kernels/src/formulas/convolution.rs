@@ -30,13 +30,13 @@ fn convolved(x: &Tensor<2>, w: &Tensor<2>, states: Tensor<2>, sequences: &Sequen
     let ([rows, channels], [_, taps], stored) = (x.dims(), w.dims(), x.dtype());
     let TapRows { taps, last } = sequences.tap_rows(rows, taps);
     let zeros = Tensor::zeros([1, channels], (&x.device(), stored));
-    let all = Tensor::cat(vec![x.clone(), states, zeros], 0);
+    let joined = Tensor::cat(vec![x.clone(), states, zeros], 0);
     let w = widened(w.clone()).transpose();
     let products = taps
         .iter()
         .enumerate()
-        .map(|(tap, rows)| widened(all.clone().select(0, rows.clone())) * w.clone().narrow(0, tap, 1));
+        .map(|(tap, rows)| widened(joined.clone().select(0, rows.clone())) * w.clone().narrow(0, tap, 1));
     let sum = products.reduce(|sum, product| sum + product);
     let sum = sum.unwrap_or_else(|| unreachable!("a convolution has taps"));
-    (stored_as(silu(sum), stored), all.select(0, last.clone()))
+    (stored_as(silu(sum), stored), joined.select(0, last.clone()))
 }

@@ -9,7 +9,7 @@
 use crate::delta::{CHUNK, DeltaHeads, PaddedRows, SequenceRows};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
-/// What is added to the squared norm of a query or key.
+/// Term added to the squared norm of a query or key.
 const NORM_EPS: f64 = 1e-6;
 
 /// Stands for no weight at all in the exponent.
@@ -49,12 +49,10 @@ fn chunked(
     let padded = spread(qkv, padding);
     let keys = heads.keys * key_dim;
     let of_keys = |first: usize| {
-        let own = padded.clone().narrow(1, first, keys);
-        let shape = [count, width, heads.keys, key_dim];
-        let own = normed(own.reshape(shape)).swap_dims(1, 2);
-        let own = own.reshape([count * heads.keys, 1, width, key_dim]);
+        let vectors = padded.clone().narrow(1, first, keys).reshape([count, width, heads.keys, key_dim]);
+        let vectors = normed(vectors).swap_dims(1, 2).reshape([count * heads.keys, 1, width, key_dim]);
         let shape = [count * heads.keys, heads.group(), width, key_dim];
-        own.expand(shape).reshape([batch, width, key_dim])
+        vectors.expand(shape).reshape([batch, width, key_dim])
     };
     let by_head = |t: Tensor<2>, dim: usize| {
         t.reshape([count, width, heads.values, dim]).swap_dims(1, 2).reshape([batch, width, dim])
@@ -96,7 +94,7 @@ fn normed(x: Tensor<4>) -> Tensor<4> {
     x * (squares + NORM_EPS).sqrt().recip()
 }
 
-/// What is hidden of `[size, size]` matrices, as `[1, size, size]`.
+/// Masks of `[size, size]` matrices, as `[1, size, size]`.
 struct Masks {
     /// True above the diagonal, and on it.
     above: Tensor<3, Bool>,

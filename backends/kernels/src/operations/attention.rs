@@ -6,21 +6,15 @@ use crate::shapes::{AttentionShape, JoinedHeads};
 use burn::tensor::{DType, Tensor};
 
 operations! {
-    /// Causal softmax attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`, of packed
-    /// sequences: `[rows, heads, dim]`, zeros in rows of no sequence. `sinks`, `[1, heads]`, are one more score of
+    /// Causal softmax attention of queries, `[rows, heads, dim]`, over keys and values, `[rows, kv_heads, dim]`, of
+    /// packed sequences: `[rows, heads, dim]`, zeros in rows of no sequence. `sinks`, `[1, heads]`, are one more score of
     /// every row of a head, whose probability is left out of the sum.
     ///
     /// # Panics
-    /// Where [`available`](crate::available) has no kernel for attention.
-    pub fn attention(
-        q: &Tensor<3>,
-        k: &Tensor<3>,
-        v: &Tensor<3>,
-        sinks: Option<&Tensor<2>>,
-        shape: &AttentionShape,
-    ) -> Tensor<3> {
-        cpu: attention if alike(&[q, k, v]) && sinks.is_none_or(|t| alike(&[t]) && t.dtype() == q.dtype());
-        cube: attention if cube::attention::takes([q, k, v], shape);
+    /// If [`available`](crate::available) has no kernel for attention.
+    pub fn attention(qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape) -> Tensor<3> {
+        cpu: attention if alike(&qkv) && sinks.is_none_or(|t| alike(&[t]) && t.dtype() == qkv[0].dtype());
+        cube: attention if cube::attention::takes(qkv, shape);
         else { no_kernel("attention") }
     }
 
@@ -28,7 +22,7 @@ operations! {
     /// to the slot `slots[i]` (vLLM's `reshape_and_cache`). Not differentiable.
     ///
     /// # Panics
-    /// Where a slot is outside the pool.
+    /// If a slot is outside the pool.
     pub fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
         cpu: paged;
         cube: paged;
@@ -39,7 +33,7 @@ operations! {
     /// block is a target twice, or a source and a target.
     ///
     /// # Panics
-    /// Where a block is outside the pool.
+    /// If a block is outside the pool.
     pub fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
         cpu: paged;
         cube: paged;
@@ -49,7 +43,7 @@ operations! {
     /// The keys and the values in some slots of a pool, `[kv_heads, slots, dim]` each, in a float type.
     ///
     /// # Panics
-    /// Where a slot is outside the pool.
+    /// If a slot is outside the pool.
     pub fn gather_kv(pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
         cpu: paged;
         cube: paged;
@@ -64,7 +58,7 @@ operations! {
     /// The new token's key and value are read as they are stored: in a pool of 8 bits, with its rounding.
     ///
     /// # Panics
-    /// Where [`available`](crate::available) has no kernel for attention over a cache.
+    /// If [`available`](crate::available) has no kernel for attention over a cache.
     pub fn paged_attention(
         qkv: [Tensor<2>; 3],
         pool: KvPool,

@@ -30,25 +30,20 @@ operations! {
         else { convolution::continued(x, w, pool, sequences) }
     }
 
-    /// The gated delta rule (arXiv:2412.06464) within each sequence. `qkv` has queries, keys and values side by side,
-    /// `[rows, channels]`; `g`, the log of the decay, and `beta` are `[rows, value heads]` in f32 or wider. Queries and
+    /// The gated delta rule (arXiv:2412.06464) within each sequence. Of the inputs `qkv` has queries, keys and values
+    /// side by side, `[rows, channels]`; `g`, the log of the decay, and `beta` are `[rows, value heads]` in f32 or wider. Queries and
     /// keys are divided by their norms, and queries by √`key_dim`. Gives `[rows, value heads · value_dim]` in the type
     /// of `g`; rows in no sequence get zeros.
-    pub fn gated_delta_rule(
-        qkv: &Tensor<2>,
-        g: &Tensor<2>,
-        beta: &Tensor<2>,
-        heads: DeltaHeads,
-        sequences: &SequenceRows,
-    ) -> Tensor<2> {
-        cpu: delta_rule if alike(&[qkv, g, beta]) && is_full_precision(qkv);
-        cube: delta_rule if cube::delta_rule::takes([qkv, g, beta], heads, sequences);
+    pub fn gated_delta_rule(inputs: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> Tensor<2> {
+        cpu: delta_rule if alike(&inputs) && is_full_precision(inputs[0]);
+        cube: delta_rule if cube::delta_rule::takes(inputs, heads, sequences);
         else {
+            let [qkv, g, beta] = inputs;
             let wide = widened(qkv.clone());
             if wide.dtype() == qkv.dtype() {
                 delta_rule::whole([&wide, g, beta], heads, sequences)
             } else {
-                gated_delta_rule(&wide, g, beta, heads, sequences)
+                gated_delta_rule([&wide, g, beta], heads, sequences)
             }
         }
     }

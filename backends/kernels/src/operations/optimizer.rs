@@ -1,9 +1,9 @@
-//! What optimizers call: `AdamW` in one pass, moments in 8 bits, and sums of gradients of rows.
+//! Operations of optimizers: `AdamW` in one pass, moments in 8 bits, and sums of gradients of rows.
 
 use super::{by_device, no_kernel, operations};
 use crate::formulas::block8;
-use crate::shapes::{AdamWOutput, AdamWStep, QuantizationMap, QuantizedBlocks, RowsByToken};
-use burn::tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
+use crate::shapes::{AdamWOutput, AdamWStep, QuantizationMap, QuantizedBlocks, RowsByToken, int_tensor};
+use burn::tensor::{DType, IndexingUpdateOp, Tensor};
 use std::ops::Range;
 
 operations! {
@@ -16,7 +16,7 @@ operations! {
     /// columns]`; moments are those of `rows`, `[rows, columns]` each, and `stored` has the parameter's shape.
     ///
     /// # Panics
-    /// Where [`has_adamw`] is false.
+    /// If [`has_adamw`] is false.
     pub fn adamw(
         value: Tensor<2>,
         rows: Range<usize>,
@@ -53,15 +53,13 @@ operations! {
     pub fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Tensor<2> {
         cube: embedding if alike(Operation::Embedding, &[&sum, rows]);
         else {
-            let ids = groups.rows.clone();
-            let ids = Tensor::from_data(TensorData::new(ids.to_vec(), [ids.len()]), (&sum.device(), DType::I32));
+            let ids = int_tensor(groups.rows.to_vec(), &sum.device());
             sum.select_assign(0, ids, rows.clone(), IndexingUpdateOp::Add)
         }
     }
 }
 
-/// Whether there is a kernel for [`adamw`] of this parameter. The parameter is `[rows, columns]`.
-#[must_use]
+/// Returns true if there is a kernel for [`adamw`] of this parameter. The parameter is `[rows, columns]`.
 pub fn has_adamw(value: &Tensor<2>) -> bool {
     by_device!(&value.device(), cpu => false, cube => crate::cube::adamw::takes(value))
 }

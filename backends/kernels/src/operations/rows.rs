@@ -59,7 +59,6 @@ operations! {
 /// A number whose gradient by `output` is `gradient`, which has its shape: the root of a backward pass from a gradient
 /// that is known, as `output.backward(gradient)` in `PyTorch`. `(output * gradient).sum()` has the same gradients and
 /// computes a number; this one means nothing.
-#[must_use]
 pub fn backward_root<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
     let dims = output.dims();
     let size = [dims[0], dims[1..].iter().product()];

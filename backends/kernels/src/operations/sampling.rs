@@ -9,7 +9,7 @@ operations! {
     /// `softmax(logits / temperature)` reaches the row's uniform number, or the likeliest where there are no numbers.
     ///
     /// # Panics
-    /// Where the device lost the logits.
+    /// If the device lost the logits.
     pub fn sample_rows(logits: &Tensor<2>, temperature: f64, uniforms: Option<&[f32]>) -> Vec<SampledToken> {
         cpu: sample if alike(&[logits]) && is_full_precision(logits);
         else { inverse_cdf(logits.clone() / temperature, uniforms) }
@@ -19,7 +19,7 @@ operations! {
     /// its log-prob under the truncated distribution, and its log-prob under the whole one, in nats.
     ///
     /// # Panics
-    /// Where [`samples_on_device`] is false.
+    /// If [`samples_on_device`] is false.
     pub fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Tensor<2> {
         cube: sample if cube::sample::takes(logits);
         else { no_kernel("sample_rows_on_device") }
@@ -28,7 +28,7 @@ operations! {
     /// [`sample_rows_on_device`] with the uniform numbers, `[rows]`, on the device already.
     ///
     /// # Panics
-    /// Where [`samples_on_device`] is false.
+    /// If [`samples_on_device`] is false.
     pub fn draw_rows(
         logits: &Tensor<2>,
         temperature: f64,
@@ -40,8 +40,8 @@ operations! {
     }
 }
 
-/// Whether tokens are sampled from these logits on their device: GPUs have a kernel, also for truncated distributions.
-#[must_use]
+/// Returns true if tokens are sampled from these logits on their device: GPUs have a kernel, also for truncated
+/// distributions.
 pub fn samples_on_device(logits: &Tensor<2>) -> bool {
     by_device!(&logits.device(), cpu => false, cube => crate::cube::sample::takes(logits))
 }

@@ -95,14 +95,12 @@ operations! {
 
 /// The columns of a tile where kernels score the vocabulary in tiles, so that never all logits exist at once. `None`
 /// where they score whole rows, or not at all.
-#[must_use]
 pub fn vocabulary_tile(device: &Device) -> Option<usize> {
     (!is_cpu(device) && available(Operation::Scores, device)).then_some(TILE)
 }
 
 /// The gradient with respect to raw logits in tensor operations, given logits after `scaling`, `[rows, vocab]`, and
 /// their `logsumexp(z)` and `Σ p z`, `[rows, 1]` each.
-#[must_use]
 pub fn logit_gradient(
     z: &Tensor<2>,
     [lse, mean]: [Tensor<2>; 2],

@@ -77,7 +77,7 @@ const REACHED: f64 = 0.6;
 /// measured.
 const OWN_PRODUCTS: f64 = 3.6e14;
 
-/// The same by `CubeK`'s, which all other GPUs have.
+/// FLOP/s of large products in half precision by `CubeK`'s kernels, which all other GPUs have.
 const CUBEK_PRODUCTS: f64 = 9e13;
 
 /// Seconds from one small kernel to the next there.
@@ -85,7 +85,6 @@ const LAUNCH: f64 = 9.6e-6;
 
 impl DeviceProfile {
     /// The profile of a GPU by its name, where it is a well-known one; without kernels.
-    #[must_use]
     pub fn known(name: &str) -> Option<Self> {
         let fits = |row: &&Row| row.words.iter().all(|word| stands_in(name, word));
         let row = ROWS.iter().find(fits)?;
@@ -113,7 +112,7 @@ impl DeviceProfile {
     }
 }
 
-/// Whether `word` stands in `name` as a word of its own, so that an L40 is no L4.
+/// Returns true if `word` stands in `name` as a word of its own, so that an L40 is no L4.
 fn stands_in(name: &str, word: &str) -> bool {
     let (name, word) = (name.to_lowercase(), word.to_lowercase());
     name.match_indices(&word).any(|(at, _)| {

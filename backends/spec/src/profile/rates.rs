@@ -1,4 +1,4 @@
-//! How fast kernels are that are neither large products nor long copies.
+//! Rates of kernels that are neither large products nor long copies.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub struct KernelRates {
     pub product_bandwidth: f64,
     /// Products of few rows with matrices as they are, floating-point operations a second; rows ascend.
     pub few_rows: Vec<RowsRate>,
-    /// The same with matrices in panels.
+    /// Those rates with matrices in panels.
     pub panels: Vec<RowsRate>,
     /// Bytes of matrices that are laid out in panels a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,15 +57,14 @@ pub struct LogitRates {
 impl KernelRates {
     /// Floating-point operations a second of products of so many rows: between two that were measured on the straight
     /// line of logarithms, beyond them as the nearest.
-    #[must_use]
-    pub fn of_rows(measured: &[RowsRate], rows: f64) -> Option<f64> {
-        let above = measured.iter().position(|own| own.rows as f64 >= rows);
+    pub fn flops_at(measured: &[RowsRate], rows: f64) -> Option<f64> {
+        let above = measured.iter().position(|rate| rate.rows as f64 >= rows);
         match above {
-            Some(0) => measured.first().map(|own| own.flops),
-            None => measured.last().map(|own| own.flops),
+            Some(0) => measured.first().map(|rate| rate.flops),
+            None => measured.last().map(|rate| rate.flops),
             Some(at) => {
                 let [low, high] = [measured[at - 1], measured[at]];
-                let [from, to] = [low, high].map(|own| (own.rows as f64).ln());
+                let [from, to] = [low, high].map(|rate| (rate.rows as f64).ln());
                 let share = (rows.ln() - from) / (to - from);
                 Some(low.flops.powf(1.0 - share) * high.flops.powf(share))
             }
@@ -80,12 +79,12 @@ mod tests {
     #[test]
     fn a_rate_between_two_that_were_measured_lies_between_them() {
         let measured = [(1, 1e9), (4, 4e9), (64, 4e10)].map(|(rows, flops)| RowsRate { rows, flops });
-        let of = |rows| KernelRates::of_rows(&measured, rows).expect("measured");
+        let of = |rows| KernelRates::flops_at(&measured, rows).expect("measured");
         assert!((of(2.0) / 2e9 - 1.0).abs() < 1e-9);
         assert!((of(16.0) / (1.6e20_f64).sqrt() - 1.0).abs() < 1e-9);
         for (rows, nearest) in [(0.5, 1e9), (1.0, 1e9), (64.0, 4e10), (1e6, 4e10)] {
             assert!((of(rows) / nearest - 1.0).abs() < 1e-9, "{rows} rows");
         }
-        assert_eq!(KernelRates::of_rows(&[], 1.0), None);
+        assert_eq!(KernelRates::flops_at(&[], 1.0), None);
     }
 }

@@ -82,7 +82,7 @@ pub enum SchedulerType {
 pub struct LrSchedulerError {
     /// The setting.
     pub setting: String,
-    /// What was expected, what was found, what to do.
+    /// Expectation, finding and remedy.
     pub detail: String,
 }
 
@@ -101,8 +101,8 @@ impl LrSchedulerConfig {
         if !(base_lr.is_finite() && base_lr > 0.0) {
             return refuse("lr", format!("expected a learning rate above 0, found {base_lr}"));
         }
-        if let Some(found) = violations_of(self).first() {
-            let (setting, detail) = found.parts();
+        if let Some(violation) = violations_of(self).first() {
+            let (setting, detail) = violation.parts();
             return refuse(&setting, detail);
         }
         let warmup = self.warmup(total_steps)?;

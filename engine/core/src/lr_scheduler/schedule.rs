@@ -42,13 +42,11 @@ pub enum Curve {
 
 impl LrSchedule {
     /// The learning rate of optimizer step `step`, counted from 0.
-    #[must_use]
     pub fn lr(&self, step: u64) -> f64 {
         self.base_lr * self.factor(step)
     }
 
     /// The learning rate of a step as a share of the full rate.
-    #[must_use]
     pub fn factor(&self, step: u64) -> f64 {
         let Some(after) = step.checked_sub(self.warmup) else {
             return self.warming(step);

@@ -1,4 +1,4 @@
-//! What every schedule starts at, ends at and refuses. The digits are held to transformers' by the
+//! First and last rates of every schedule, and settings that it rejects. The digits are held to transformers' by the
 //! parity test.
 
 use super::*;
@@ -15,8 +15,8 @@ fn refused(json: &str) -> String {
     config(json).build(2e-4, 100).expect_err("refused").to_string()
 }
 
-fn close(found: f64, expected: f64) -> bool {
-    (found - expected).abs() < 1e-12
+fn close(rate: f64, expected: f64) -> bool {
+    (rate - expected).abs() < 1e-12
 }
 
 const FALLING: [&str; 5] = [
@@ -115,8 +115,8 @@ fn settings_that_make_no_sense_say_what_was_expected() {
             "`num_decay_steps`: 2 warm-up and 99 decay steps exceed the run's 100",
         ),
     ] {
-        let found = refused(json);
-        assert!(found.starts_with(expected), "{json}: {found}");
+        let error = refused(json);
+        assert!(error.starts_with(expected), "{json}: {error}");
     }
     let error = LrSchedulerConfig::default().build(0.0, 1).expect_err("refused").to_string();
     assert_eq!(error, "`lr`: expected a learning rate above 0, found 0");

@@ -1,10 +1,9 @@
-//! Who does what: a pure function of costs, so that every rank knows of all without a message.
+//! Division of work: a pure function of costs, which every rank computes without a message.
 
 use std::ops::Range;
 
-/// Cuts items, in their order, into a part for each rank, of about the same cost. Parts may be empty.
-#[must_use]
-pub fn in_order(costs: &[u64], ranks: usize) -> Vec<Range<usize>> {
+/// Splits items, in order, into a contiguous part per rank, of about equal cost. Parts may be empty.
+pub fn contiguous(costs: &[u64], ranks: usize) -> Vec<Range<usize>> {
     let total: u64 = costs.iter().sum();
     let (mut parts, mut start, mut before) = (Vec::with_capacity(ranks), 0, 0);
     for rank in 0..ranks {
@@ -22,17 +21,16 @@ pub fn in_order(costs: &[u64], ranks: usize) -> Vec<Range<usize>> {
     parts
 }
 
-/// Deals items, the most costly first, to the rank that has least so far, in as many rounds as it takes: no rank gets
-/// more items than that. Gives each rank's items in their order.
-#[must_use]
-pub fn by_cost(costs: &[u64], ranks: usize) -> Vec<Vec<usize>> {
+/// Assigns items, the most costly first, to the rank with the least cost so far; no rank gets more than `ceil(items /
+/// ranks)` items. Returns each rank's items in order.
+pub fn balanced(costs: &[u64], ranks: usize) -> Vec<Vec<usize>> {
     let rounds = costs.len().div_ceil(ranks.max(1));
     let mut order: Vec<usize> = (0..costs.len()).collect();
     order.sort_by_key(|&item| (std::cmp::Reverse(costs[item]), item));
     let mut dealt = vec![(0_u64, Vec::new()); ranks];
     for item in order {
-        let free = dealt.iter_mut().filter(|own| own.1.len() < rounds);
-        if let Some(least) = free.min_by_key(|own| (own.0, own.1.len())) {
+        let free = dealt.iter_mut().filter(|rank| rank.1.len() < rounds);
+        if let Some(least) = free.min_by_key(|rank| (rank.0, rank.1.len())) {
             least.0 += costs[item];
             least.1.push(item);
         }
@@ -53,47 +51,47 @@ mod tests {
 
     #[test]
     fn equal_costs_are_dealt_out_evenly() {
-        assert_eq!(in_order(&[3; 8], 4), [0..2, 2..4, 4..6, 6..8]);
-        assert_eq!(by_cost(&[3; 4], 2), [[0, 2], [1, 3]]);
+        assert_eq!(contiguous(&[3; 8], 4), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(balanced(&[3; 4], 2), [[0, 2], [1, 3]]);
     }
 
     #[test]
     fn a_costly_item_is_alone() {
-        assert_eq!(in_order(&[1, 1, 1, 9], 2), [0..3, 3..4]);
-        assert_eq!(by_cost(&[9, 4, 3, 2], 2), [vec![0, 3], vec![1, 2]]);
+        assert_eq!(contiguous(&[1, 1, 1, 9], 2), [0..3, 3..4]);
+        assert_eq!(balanced(&[9, 4, 3, 2], 2), [vec![0, 3], vec![1, 2]]);
     }
 
     #[test]
     fn ranks_without_work_have_empty_parts() {
-        let parts = in_order(&[5], 3);
+        let parts = contiguous(&[5], 3);
         assert_eq!(parts.iter().map(Range::len).sum::<usize>(), 1);
-        assert_eq!(by_cost(&[5], 3), [vec![0], vec![], vec![]]);
-        assert_eq!(in_order(&[], 2), [0..0, 0..0]);
-        assert!(by_cost(&[], 2).concat().is_empty());
+        assert_eq!(balanced(&[5], 3), [vec![0], vec![], vec![]]);
+        assert_eq!(contiguous(&[], 2), [0..0, 0..0]);
+        assert!(balanced(&[], 2).concat().is_empty());
     }
 
     proptest! {
         #[test]
         fn every_item_is_dealt_once(costs in prop::collection::vec(0_u64..100, 0..60), ranks in 1_usize..9) {
-            let all: Vec<usize> = (0..costs.len()).collect();
-            let parts = in_order(&costs, ranks);
+            let every_item: Vec<usize> = (0..costs.len()).collect();
+            let parts = contiguous(&costs, ranks);
             prop_assert_eq!(parts.len(), ranks);
-            prop_assert_eq!(parts.into_iter().flatten().collect::<Vec<_>>(), all.clone());
-            let dealt = by_cost(&costs, ranks);
+            prop_assert_eq!(parts.into_iter().flatten().collect::<Vec<_>>(), every_item.clone());
+            let dealt = balanced(&costs, ranks);
             let rounds = costs.len().div_ceil(ranks);
-            prop_assert!(dealt.iter().all(|own| own.len() <= rounds));
+            prop_assert!(dealt.iter().all(|items_of_rank| items_of_rank.len() <= rounds));
             let mut items = dealt.concat();
             items.sort_unstable();
-            prop_assert_eq!(items, all);
+            prop_assert_eq!(items, every_item);
         }
 
         #[test]
         fn no_rank_has_much_more_than_its_share(costs in prop::collection::vec(1_u64..100, 1..60), ranks in 1_usize..9) {
             let most = costs.iter().max().copied().unwrap_or(0);
             let share = costs.iter().sum::<u64>() / ranks as u64;
-            for part in in_order(&costs, ranks) {
-                let own: u64 = costs[part].iter().sum();
-                prop_assert!(own <= share + most + 1, "{own} of {share}, the largest {most}");
+            for part in contiguous(&costs, ranks) {
+                let cost: u64 = costs[part].iter().sum();
+                prop_assert!(cost <= share + most + 1, "{cost} of {share}, the largest {most}");
             }
         }
     }

@@ -1,20 +1,19 @@
-//! The ranks of a run: the same program on every rank, with the same state on the host.
+//! The ranks of a run: the same program on every rank, with the same host state.
 //!
-//! Every rank computes the same advantages, normalisers and cut of a batch, since it has all judged rollouts; only the
-//! work of devices is divided. What has to be divided is dealt out by its expected cost ([`deal`]) without a message,
-//! and what comes of it is exchanged as bytes ([`message`]).
+//! Every rank computes the same advantages, normalisers and cut of a batch, since it has all scored rollouts; only the
+//! work of devices is divided. Work is divided by its expected cost ([`deal`]) without a message, and results are
+//! exchanged as bytes ([`message`]).
 
 pub mod deal;
 mod groups;
 mod mesh;
 
-use crate::message;
-use crate::{Error, Result};
+use crate::{Error, Result, message};
 use burn::tensor::Tensor;
 use firebrick_backends::collective::{self, Collective, CollectiveError, Element, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
 use firebrick_spec::Home;
-use mesh::{Mesh, OfRanks, SharedModel};
+use mesh::{Mesh, ModelGroups, RankFailure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::hash::{DefaultHasher, Hasher};
@@ -32,14 +31,14 @@ pub struct World {
     sequences: Option<Arc<Mesh>>,
     /// Those that share the critic's: the same, or groups of another size.
     critic_sequences: Option<Arc<Mesh>>,
-    /// Whether these ranks work for the critic.
+    /// True if these ranks work for the critic.
     for_critic: bool,
     /// The ranks that sample together, where they do.
     sampling: Option<Arc<Mesh>>,
     /// The ranks that share matrices in training, and those that have the same share, where they do.
-    matrices: Option<SharedModel>,
+    matrices: Option<ModelGroups>,
     /// The ranks that have the other stages, and those that have the same one, where layers are divided.
-    stages: Option<SharedModel>,
+    stages: Option<ModelGroups>,
     /// The group whose ranks these are, where it is not all of them.
     through: Option<Arc<Mesh>>,
 }
@@ -70,7 +69,6 @@ impl Default for World {
 
 impl World {
     /// The ranks of a collective.
-    #[must_use]
     pub fn new(all: Arc<dyn Collective>) -> Self {
         Self {
             all,
@@ -87,33 +85,27 @@ impl World {
     }
 
     /// This rank, from 0.
-    #[must_use]
     pub fn rank(&self) -> usize {
-        let group = self.through.as_ref();
-        group.map_or_else(|| self.all.rank(), |mesh| mesh.place())
+        self.through.as_ref().map_or_else(|| self.all.rank(), |mesh| mesh.place())
     }
 
-    /// How many ranks there are.
-    #[must_use]
+    /// The number of ranks.
     pub fn size(&self) -> usize {
-        let group = self.through.as_ref();
-        group.map_or_else(|| self.all.size(), |mesh| mesh.degree())
+        self.through.as_ref().map_or_else(|| self.all.size(), |mesh| mesh.degree())
     }
 
-    /// Whether this is the only rank.
-    #[must_use]
+    /// True if this is the only rank.
     pub fn is_solo(&self) -> bool {
         self.size() == 1
     }
 
-    /// Whether this rank writes the run's files: rank 0 does.
-    #[must_use]
+    /// True if this rank writes the run's files: rank 0 does.
     pub fn writes(&self) -> bool {
         self.rank() == 0
     }
 
     /// An operation of these ranks.
-    fn operation<T, E: OfRanks>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
+    fn operation<T, E: RankFailure>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
     where
         Error: From<E>,
     {
@@ -121,15 +113,14 @@ impl World {
             return Ok(group.during(work)?);
         }
         let done = work(self.all.as_ref());
-        if let Some(error) = done.as_ref().err().and_then(OfRanks::failed_rank) {
+        if let Some(error) = done.as_ref().err().and_then(RankFailure::failed_rank) {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             *known = Some(error.clone());
         }
         Ok(done?)
     }
 
-    /// Where the buffers of operations on tensors lie.
-    #[must_use]
+    /// Location of the buffers of operations on tensors.
     pub fn buffers_home(&self) -> Home {
         self.all.buffers_home()
     }
@@ -143,27 +134,27 @@ impl World {
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce), and of copies.
-    pub fn all_gather_tensor(&self, own: Tensor<1>) -> Result<Tensor<1>> {
-        self.operation(|ranks| ranks.all_gather_tensor(own))
+    pub fn all_gather_tensor(&self, part: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.all_gather_tensor(part))
     }
 
     /// The sum of a tensor's values over all ranks, in their order.
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce), and of copies.
-    pub fn all_reduce_tensor(&self, own: Tensor<1>) -> Result<Tensor<1>> {
-        self.operation(|ranks| ranks.all_reduce_tensor(own))
+    pub fn all_reduce_tensor(&self, part: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.all_reduce_tensor(part))
     }
 
     /// This rank's shard of the sum of a tensor's values over all ranks, in their order.
     ///
     /// # Errors
     /// Those of [`reduce_scatter`](Self::reduce_scatter), and of copies.
-    pub fn reduce_scatter_tensor(&self, own: Tensor<1>) -> Result<Tensor<1>> {
-        self.operation(|ranks| ranks.reduce_scatter_tensor(own))
+    pub fn reduce_scatter_tensor(&self, part: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.reduce_scatter_tensor(part))
     }
 
-    /// What each rank has for this one, in their order: blocks of equal length, block r for the rth of them.
+    /// The block of each rank for this one, in their order: `blocks` has equal lengths, block r for rank r.
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce), and of copies.
@@ -174,15 +165,15 @@ impl World {
     /// Sends values to another rank, and does not wait for it.
     ///
     /// # Errors
-    /// Where there is no such rank, or the message cannot be handed over.
-    pub fn send(&self, rank: usize, own: Flat) -> Result<()> {
-        self.operation(|ranks| ranks.send(rank, own))
+    /// If there is no such rank, or the message cannot be handed over.
+    pub fn send(&self, rank: usize, values: Flat) -> Result<()> {
+        self.operation(|ranks| ranks.send(rank, values))
     }
 
     /// Values that another rank sends.
     ///
     /// # Errors
-    /// Where a rank failed or is gone, or sends another length or type.
+    /// If a rank failed or is gone, or sends another length or type.
     pub fn receive(&self, rank: usize, len: usize, element: Element) -> Result<Flat> {
         self.operation(|ranks| ranks.receive(rank, len, element))
     }
@@ -190,26 +181,25 @@ impl World {
     /// Every rank's bytes, by rank.
     ///
     /// # Errors
-    /// Where a rank failed or is gone, or is in another operation.
-    pub fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.operation(|ranks| ranks.exchange(own))
+    /// If a rank failed or is gone, or is in another operation.
+    pub fn exchange(&self, message: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.operation(|ranks| ranks.exchange(message))
     }
 
     /// Every rank's value, by rank.
     ///
     /// # Errors
     /// `Error::Device` where another rank fails or is gone; `Error::Ranks` where it runs another build.
-    pub fn gather<T: DeserializeOwned>(&self, own: &(impl Serialize + ?Sized)) -> Result<Vec<T>> {
-        let all = self.exchange(message::encode(own)?)?;
-        all.iter().map(|bytes| message::decode(bytes)).collect()
+    pub fn gather<T: DeserializeOwned>(&self, value: &(impl Serialize + ?Sized)) -> Result<Vec<T>> {
+        self.exchange(message::encode(value)?)?.iter().map(|bytes| message::decode(bytes)).collect()
     }
 
     /// The sum of values over the ranks, in their order.
     ///
     /// # Errors
     /// `Error::Device` where another rank fails or is gone.
-    pub fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        self.operation(|ranks| ranks.all_reduce(own))
+    pub fn all_reduce(&self, values: Flat) -> Result<Flat> {
+        self.operation(|ranks| ranks.all_reduce(values))
     }
 
     /// This rank's [`shard`](firebrick_backends::collective::shard) of the sum of values over the ranks, in their
@@ -217,36 +207,30 @@ impl World {
     ///
     /// # Errors
     /// `Error::Device` where another rank fails or is gone.
-    pub fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.operation(|ranks| ranks.reduce_scatter(all))
+    pub fn reduce_scatter(&self, values: Flat) -> Result<Flat> {
+        self.operation(|ranks| ranks.reduce_scatter(values))
     }
 
     /// Every rank's values one behind the other. All give as many.
     ///
     /// # Errors
     /// `Error::Device` where another rank fails or is gone.
-    pub fn all_gather(&self, own: Flat) -> Result<Flat> {
-        self.operation(|ranks| ranks.all_gather(own))
+    pub fn all_gather(&self, values: Flat) -> Result<Flat> {
+        self.operation(|ranks| ranks.all_gather(values))
     }
 
-    /// The same without waiting, at a place of the program that all ranks come to: it is under way while this rank
-    /// computes.
-    #[must_use]
-    pub fn start_all_gather(&self, own: Flat) -> Gathering {
-        let group = self.through.as_ref();
-        let ranks = group.map_or_else(|| Arc::clone(&self.all), |mesh| mesh.ranks());
-        Gathering { values: ranks.start_all_gather(own), world: self.clone() }
+    /// Starts an [`all_gather`](Self::all_gather) on all ranks without waiting: it runs while this rank computes.
+    pub fn start_all_gather(&self, values: Flat) -> Gathering {
+        let ranks = self.through.as_ref().map_or_else(|| Arc::clone(&self.all), |mesh| mesh.ranks());
+        Gathering { values: ranks.start_all_gather(values), world: self.clone() }
     }
 
-    /// What this rank has sent in operations of these ranks so far.
-    #[must_use]
+    /// Traffic of this rank in operations of these ranks so far.
     pub fn traffic(&self) -> Traffic {
-        let group = self.through.as_ref();
-        group.map_or_else(|| self.all.traffic(), |mesh| mesh.traffic())
+        self.through.as_ref().map_or_else(|| self.all.traffic(), |mesh| mesh.traffic())
     }
 
-    /// This rank among those that share out state, or one that has all.
-    #[must_use]
+    /// This rank among those that shard state, or one that has all.
     pub fn partition(&self, zero: Zero) -> Partition {
         match zero {
             Zero::Off => Partition::WHOLE,
@@ -266,9 +250,9 @@ impl World {
             Some(known) => Err(known),
             // the failure that cut an operation short is another rank's, which tells all
             None => {
-                let own = failure.filter(|_| !overtaken);
-                let message = own.as_ref().map(|failure| failure.message.clone());
-                let settled = self.all.agree(own);
+                let failure = failure.filter(|_| !overtaken);
+                let message = failure.as_ref().map(|failure| failure.message.clone());
+                let settled = self.all.agree(failure);
                 let agreed = settled.as_ref().err().filter(|error| matches!(error, CollectiveError::Failed(_)));
                 let agreed = agreed.map(|error| message.unwrap_or_else(|| error.to_string()));
                 *self.agreed.lock().unwrap_or_else(PoisonError::into_inner) = agreed;
@@ -281,14 +265,14 @@ impl World {
         settled
     }
 
-    /// The same for work that all ranks do: its own error on the rank that failed, the other's elsewhere. Memory that
-    /// ran out on one rank ran out on all.
+    /// Agrees on the result of work that all ranks do: its error on the rank that failed, that rank's error elsewhere.
+    /// Memory that ran out on one rank ran out on all.
     ///
     /// # Errors
     /// Its own, or `Error::Device` with another rank's.
-    pub fn together<T>(&self, done: Result<T>) -> Result<T> {
+    pub fn agree<T>(&self, done: Result<T>) -> Result<T> {
         let told = |error: &Error| match error.out_of_memory() {
-            Some(what) => Failure::of_memory(&what),
+            Some(what) => Failure::from_oom(&what),
             None => Failure { users: error.is_user_error(), ..Failure::new(error.to_string()) },
         };
         let failure = done.as_ref().err().map(told);
@@ -300,39 +284,39 @@ impl World {
 
     /// Sends an error that ends the run to all ranks. No message for an error that all ranks know: they may still be
     /// reading the first one.
-    pub fn give_up(&self, error: &Error) {
+    pub fn abort(&self, error: &Error) {
         let message = error.to_string();
         let agreed = self.agreed.lock().unwrap_or_else(PoisonError::into_inner);
-        if !matches!(error, Error::OfMain { .. }) && agreed.as_ref() != Some(&message) {
+        if !matches!(error, Error::MainRank { .. }) && agreed.as_ref() != Some(&message) {
             self.all.abort(&message);
         }
     }
 
-    /// Rank 0's value; those of the others are dropped.
+    /// Broadcasts rank 0's value; the values of others are dropped.
     ///
     /// # Errors
     /// `Error::Device` where another rank fails or is gone; `Error::Ranks` where rank 0 runs another build.
-    pub fn of_main<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T> {
-        if self.is_solo() { Ok(own) } else { self.sent_by_main(|| own) }
+    pub fn broadcast<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<T> {
+        if self.is_solo() { Ok(value) } else { self.broadcast_with(|| value) }
     }
 
-    /// What only rank 0 does, for all: its value, or its error with the same message on every rank.
+    /// Runs `work` on rank 0 only: its value, or its error with the same message on every rank.
     ///
     /// # Errors
-    /// That of `work`, of several ranks as `Error::OfMain`; those of [`of_main`](Self::of_main).
-    pub fn on_main<T: Serialize + DeserializeOwned>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// That of `work`, of several ranks as `Error::MainRank`; those of [`broadcast`](Self::broadcast).
+    pub fn run_on_main<T: Serialize + DeserializeOwned>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.is_solo() {
             return work();
         }
         let done: Result<T, (String, bool)> =
-            self.sent_by_main(|| work().map_err(|error| (error.to_string(), error.is_user_error())))?;
-        done.map_err(|(message, users)| Error::OfMain { message, users })
+            self.broadcast_with(|| work().map_err(|error| (error.to_string(), error.is_user_error())))?;
+        done.map_err(|(message, users)| Error::MainRank { message, users })
     }
 
     /// The value that rank 0 makes.
-    fn sent_by_main<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T> {
-        let own = if self.writes() { message::encode(&make())? } else { Vec::new() };
-        message::decode(&self.exchange(own)?[0])
+    fn broadcast_with<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T> {
+        let message = if self.writes() { message::encode(&make())? } else { Vec::new() };
+        message::decode(&self.exchange(message)?[0])
     }
 
     /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every
@@ -340,14 +324,14 @@ impl World {
     ///
     /// # Errors
     /// `Error::Ranks` with the first rank that differs from rank 0; `Error::Device` where one fails or is gone.
-    pub fn same(&self, what: &str, advice: &str, own: &[u8]) -> Result<()> {
+    pub fn same(&self, what: &str, advice: &str, state: &[u8]) -> Result<()> {
         if self.is_solo() {
             return Ok(());
         }
         let mut hasher = DefaultHasher::new();
-        hasher.write(own);
-        let all = self.exchange(hasher.finish().to_le_bytes().to_vec())?;
-        match all.iter().position(|other| *other != all[0]) {
+        hasher.write(state);
+        let hashes = self.exchange(hasher.finish().to_le_bytes().to_vec())?;
+        match hashes.iter().position(|other| *other != hashes[0]) {
             None => Ok(()),
             Some(rank) => Err(Error::Ranks(format!("{what} of rank {rank} is not that of rank 0; {advice}"))),
         }
@@ -360,16 +344,16 @@ mod tests {
     use firebrick_backends::collective::{Settings, Threads};
 
     fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
-        let done = Threads::run(size, Settings::default(), |all| work(World::new(all)));
+        let done = Threads::run(size, Settings::default(), |ranks| work(World::new(ranks)));
         done.into_iter().map(|rank| rank.unwrap()).collect()
     }
 
     #[test]
     fn ranks_that_are_not_alike_are_told_apart_on_every_rank() {
         let errors = ranks(3, |world| {
-            let own = [1_u8, 1, 2][world.rank()];
+            let state = [1_u8, 1, 2][world.rank()];
             let alike = world.same("the plan", "", &[7]);
-            (alike.is_ok(), world.same("the plan", "make it anew", &[own]).unwrap_err().to_string())
+            (alike.is_ok(), world.same("the plan", "make it anew", &[state]).unwrap_err().to_string())
         });
         for (alike, message) in errors {
             assert!(alike);
@@ -379,30 +363,30 @@ mod tests {
 
     #[test]
     fn an_error_of_one_rank_is_every_ranks() {
-        let found = ranks(2, |world| {
-            let own = match world.rank() {
+        let errors = ranks(2, |world| {
+            let result = match world.rank() {
                 0 => Ok(()),
                 _ => Err(Error::Config("a wrong key".into())),
             };
-            let error = world.together(own).unwrap_err();
+            let error = world.agree(result).unwrap_err();
             assert!(error.is_user_error());
             error.to_string()
         });
-        assert_eq!(found, ["rank 1 failed: config: a wrong key", "config: a wrong key"]);
+        assert_eq!(errors, ["rank 1 failed: config: a wrong key", "config: a wrong key"]);
     }
 
     #[test]
     fn what_rank_0_does_for_all_comes_to_the_same_bytes_or_the_same_message_on_every_rank() {
-        let found = ranks(3, |world| {
-            let done = world.on_main(|| Ok(vec![7, world.rank() as u8])).unwrap();
+        let outcomes = ranks(3, |world| {
+            let done = world.run_on_main(|| Ok(vec![7, world.rank() as u8])).unwrap();
             let failed =
                 [Error::Config("a wrong key".into()), Error::Phase { phase: "p", step: 1, detail: "d".into() }]
-                    .map(|error| world.on_main::<()>(|| Err(error)).unwrap_err());
+                    .map(|error| world.run_on_main::<()>(|| Err(error)).unwrap_err());
             // the ranks can continue
-            let after = world.of_main(vec![5]).unwrap();
+            let after = world.broadcast(vec![5]).unwrap();
             (done, failed.map(|error| (error.to_string(), error.is_user_error())), after)
         });
-        for (done, [users, other], after) in found {
+        for (done, [users, other], after) in outcomes {
             assert_eq!(done, [7, 0]);
             assert_eq!(users, ("config: a wrong key".to_owned(), true));
             assert_eq!(other, ("the p phase failed at step 1: d".to_owned(), false));
@@ -412,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_failure_that_ended_an_operation_is_not_told_twice() {
-        let found = ranks(2, |world| {
+        let outcomes = ranks(2, |world| {
             let settled = match world.rank() {
                 0 => {
                     // the other rank does not come here
@@ -421,11 +405,11 @@ mod tests {
                 }
                 _ => world.agree_on_failure(Some(Failure::new("no room"))),
             };
-            (settled.unwrap_err().to_string(), world.of_main(vec![world.rank() as u8 + 5]).unwrap())
+            (settled.unwrap_err().to_string(), world.broadcast(vec![world.rank() as u8 + 5]).unwrap())
         });
-        for (message, said) in found {
+        for (message, received) in outcomes {
             assert_eq!(message, "rank 1 failed: no room");
-            assert_eq!(said, [5]);
+            assert_eq!(received, [5]);
         }
     }
 }

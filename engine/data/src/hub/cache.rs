@@ -27,7 +27,7 @@ impl Hub {
         self.folder.join(name.repo_at(&name.revision).folder_name())
     }
 
-    /// The folder of a commit, whether it is there or not.
+    /// The folder of a commit, even if it does not exist.
     pub(super) fn snapshot(&self, name: &HubName, commit: &str) -> PathBuf {
         self.repo_folder(name).join("snapshots").join(commit)
     }
@@ -43,7 +43,7 @@ impl Hub {
     }
 }
 
-/// Files below a folder, relative to it and with slashes, in order. A link to a blob that is gone is none.
+/// Files below a folder, relative to it and with slashes, in order. Links to missing blobs are left out.
 pub(super) fn files_below(folder: &Path) -> Vec<String> {
     fn walk(folder: &Path, prefix: &str, files: &mut Vec<String>) {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -63,25 +63,25 @@ pub(super) fn files_below(folder: &Path) -> Vec<String> {
     files
 }
 
-/// Which of a model repository's files are wanted.
-pub(super) fn of_model(files: &[String], wanted: ModelFiles) -> Result<Vec<String>, String> {
+/// Selects the files of a model repository.
+pub(super) fn model_files(files: &[String], wanted: ModelFiles) -> Result<Vec<String>, String> {
     let top: Vec<&String> = files.iter().filter(|file| !file.contains('/')).collect();
     let has = |name: &str| top.iter().any(|file| *file == name);
     if !has("config.json") && !has("adapter_config.json") {
         return Err("it has no config.json; is it a model for transformers?".to_owned());
     }
     if wanted == ModelFiles::Config {
-        return Ok(chosen(&top, |name| name == "config.json" || name == "adapter_config.json"));
+        return Ok(select(&top, |name| name == "config.json" || name == "adapter_config.json"));
     }
     let is_small = |name: &str| {
         let ends = |end: &str| name.ends_with(end);
         (ends(".json") && !name.contains(".index.")) || ends(".jinja") || ends(".txt") || ends(".model")
     };
-    let small = chosen(&top, is_small);
+    let small = select(&top, is_small);
     if wanted == ModelFiles::Tokenizer {
         return Ok(small);
     }
-    let weights = chosen(&top, |name| {
+    let weights = select(&top, |name| {
         let is_ours = name.starts_with("model") || name.starts_with("adapter_model");
         is_ours && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
     });
@@ -93,13 +93,12 @@ pub(super) fn of_model(files: &[String], wanted: ModelFiles) -> Result<Vec<Strin
     Ok([small, weights].concat())
 }
 
-fn chosen(files: &[&String], wanted: impl Fn(&str) -> bool) -> Vec<String> {
-    let wanted = files.iter().filter(|file| wanted(file));
-    wanted.map(|file| (*file).clone()).collect()
+fn select(files: &[&String], is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    files.iter().filter(|file| is_wanted(file)).map(|file| (*file).clone()).collect()
 }
 
-/// What is missing of the parts that numbered names (`…-00001-of-00003.safetensors`) and a weight index announce: a
-/// download that was interrupted leaves only some of them. `None` where nothing is.
+/// Missing parts of the series that numbered names (`…-00001-of-00003.safetensors`) or a weight index announce: an
+/// interrupted download leaves some out. `None` if the series are complete.
 pub(super) fn missing_part(folder: &Path, files: &[String]) -> Option<String> {
     let mut series: BTreeMap<(String, usize), BTreeSet<usize>> = BTreeMap::new();
     for file in files {

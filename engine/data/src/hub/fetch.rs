@@ -1,6 +1,6 @@
-//! Fetching a snapshot: from the cache where it is there, else file by file from the Hub.
+//! Fetching a snapshot: from the cache, or else file by file from the Hub.
 
-use super::cache::{files_below, missing_part, of_model};
+use super::cache::{files_below, missing_part, model_files};
 use super::progress::DownloadReporter;
 use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
 use hf_hub::api::sync::{ApiError, ApiRepo};
@@ -10,10 +10,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Times that a file is asked for before its download is given up; each continues where the one before broke off.
-const ATTEMPTS: u32 = 4;
+/// Attempts to download a file; each continues where the one before broke off.
+const MAX_ATTEMPTS: u32 = 4;
 
-/// What the Hub says of a repository.
+/// The Hub's description of a repository.
 #[derive(Debug, Deserialize)]
 struct Listing {
     sha: String,
@@ -29,35 +29,35 @@ struct Sibling {
     lfs: Option<LargeFile>,
 }
 
-/// What the Hub says of a file that it stores by its content (Git LFS, Xet).
+/// The Hub's description of a content-addressed file (Git LFS, Xet).
 #[derive(Debug, Deserialize)]
 struct LargeFile {
     sha256: String,
 }
 
-/// Which of a repository's files are wanted, by their names; else why none can be.
+/// Selects files of a repository by their names, or returns the reason why it cannot.
 pub(super) type FileChoice<'a> = dyn Fn(&[String]) -> Result<Vec<String>, String> + 'a;
 
-/// Why a request had no answer that could be used.
+/// Reason why a request failed.
 enum Failure {
     /// The Hub answered with this status.
     Status(u16),
-    /// It was not reached, or what it said was not understood.
+    /// It was not reached, or its answer was not understood.
     Unreachable(String),
 }
 
 impl Hub {
-    /// The folder of a model's snapshot with the files that are wanted.
+    /// The folder of a model's snapshot with the wanted files.
     ///
     /// # Errors
-    /// What the Hub or the cache folder refuses: no such repository or revision, no connection where a file is missing,
-    /// a file that is not what was announced.
+    /// [`HubError`] for an unknown repository or revision, a missing file without a connection, or a file that differs
+    /// from the Hub's description.
     pub fn model(&self, name: &HubName, wanted: ModelFiles) -> Result<PathBuf, HubError> {
-        let (folder, _) = self.fetch(name, &|files| of_model(files, wanted))?;
+        let (folder, _) = self.fetch(name, &|files| model_files(files, wanted))?;
         Ok(folder)
     }
 
-    /// Files of a dataset's snapshot: those that `choose` takes of the names in the repository. Gives their paths, in
+    /// Paths of the files of a dataset's snapshot that `choose` selects by the names in the repository, in
     /// order.
     ///
     /// # Errors
@@ -68,9 +68,9 @@ impl Hub {
     }
 
     fn fetch(&self, name: &HubName, choose: &FileChoice<'_>) -> Result<(PathBuf, Vec<String>), HubError> {
-        let cached = self.whole_in_cache(name, choose);
+        let cached = self.complete_in_cache(name, choose);
         match cached {
-            Ok(found) if self.offline || name.is_commit() => return Ok(found),
+            Ok(snapshot) if self.offline || name.is_commit() => return Ok(snapshot),
             Err(why) if self.offline => {
                 let why = format!("{}, and {why}", Self::why_offline());
                 return Err(name.error(advice(name, &why)));
@@ -79,13 +79,13 @@ impl Hub {
         }
         let listing = match (self.list(name), cached) {
             (Ok(listing), _) => listing,
-            (Err(Failure::Unreachable(why)), Ok(found)) => {
+            (Err(Failure::Unreachable(why)), Ok(snapshot)) => {
                 tracing::warn!("{} is taken from the cache: {why}", name.shown());
-                return Ok(found);
+                return Ok(snapshot);
             }
             (Err(failure), cached) => {
-                let in_cache = cached.err();
-                return Err(name.error(self.refused(name, failure, in_cache.as_deref())));
+                let missing = cached.err();
+                return Err(name.error(self.failure_message(name, failure, missing.as_deref())));
             }
         };
         let names: Vec<String> = listing.siblings.iter().map(|s| s.rfilename.clone()).collect();
@@ -99,13 +99,13 @@ impl Hub {
         Ok((folder, files))
     }
 
-    /// What the cache has of a revision, if that is all that is wanted; else what it lacks.
-    fn whole_in_cache(&self, name: &HubName, choose: &FileChoice<'_>) -> Result<(PathBuf, Vec<String>), String> {
+    /// The cached snapshot of a revision if it is complete, or else the reason why it is not.
+    fn complete_in_cache(&self, name: &HubName, choose: &FileChoice<'_>) -> Result<(PathBuf, Vec<String>), String> {
         let folder =
             self.cached(name).ok_or_else(|| format!("the cache {} does not have it", self.folder.display()))?;
-        let all = files_below(&folder);
+        let names = files_below(&folder);
         let cache = folder.display();
-        let files = choose(&all).map_err(|why| format!("in the cache {cache}: {why}"))?;
+        let files = choose(&names).map_err(|why| format!("in the cache {cache}: {why}"))?;
         match missing_part(&folder, &files) {
             Some(what) => Err(format!("the cache {cache} lacks {what}")),
             None => Ok((folder, files)),
@@ -121,8 +121,8 @@ impl Hub {
         listing.map_err(|e| Failure::Unreachable(format!("its answer was not understood: {e}")))
     }
 
-    /// Makes sure that a file of a commit is in the cache, whole. One that is downloaded has to have the size and the
-    /// SHA-256 that the Hub states.
+    /// Ensures that a complete file of a commit is in the cache. A download must have the size and the SHA-256
+    /// that the Hub states.
     fn file(&self, name: &HubName, commit: &str, file: &str, stated: Option<&Sibling>) -> Result<(), HubError> {
         let link = self.snapshot(name, commit).join(file);
         if wrong_size(&link, stated).is_none() {
@@ -132,7 +132,7 @@ impl Hub {
         let api = self.api().map_err(|e| name.error(e.to_string()))?;
         let repo = api.repo(name.repo_at(commit));
         let mut last = String::new();
-        for attempt in 0..ATTEMPTS {
+        for attempt in 0..MAX_ATTEMPTS {
             if attempt > 0 {
                 std::thread::sleep(Duration::from_millis(200 << attempt));
             }
@@ -144,10 +144,10 @@ impl Hub {
                         discard(&link);
                     }
                 },
-                // what is there of it cannot be gone on from
+                // the partial file cannot be continued
                 Err(Failure::Status(416)) => self.discard_parts(name),
                 Err(failure @ Failure::Status(_)) => {
-                    return Err(name.error(self.refused(name, failure, None)));
+                    return Err(name.error(self.failure_message(name, failure, None)));
                 }
                 Err(Failure::Unreachable(why)) => last = why,
             }
@@ -155,7 +155,7 @@ impl Hub {
         Err(name.error(format!("cannot download {file}: {last}; run the same command again to continue the download")))
     }
 
-    /// Files of downloads that did not end.
+    /// Removes files of incomplete downloads.
     fn discard_parts(&self, name: &HubName) {
         let blobs = self.repo_folder(name).join("blobs");
         let files = files_below(&blobs).into_iter().map(|file| blobs.join(file));
@@ -164,8 +164,8 @@ impl Hub {
         }
     }
 
-    /// Writes which commit the revision is, once all of it is there. The client writes such a note for every commit
-    /// too, which Python's library does not.
+    /// Records the commit of the revision, after all files are there. The client also writes such a reference for every
+    /// commit, which Python's library does not.
     fn remember(&self, name: &HubName, commit: &str) -> Result<(), HubError> {
         if name.revision == commit {
             return Ok(());
@@ -176,8 +176,8 @@ impl Hub {
         Ok(())
     }
 
-    /// Why the Hub gave nothing, and what to do.
-    fn refused(&self, name: &HubName, failure: Failure, cache: Option<&str>) -> String {
+    /// Message of a failed request, with the remedy.
+    fn failure_message(&self, name: &HubName, failure: Failure, cache: Option<&str>) -> String {
         let repo = &name.repo;
         match failure {
             Failure::Unreachable(why) => {
@@ -201,7 +201,7 @@ impl Hub {
     }
 }
 
-/// Why a repository cannot be had here, and how it can.
+/// Message of an unavailable repository, with the remedy.
 fn advice(name: &HubName, why: &str) -> String {
     let repo = &name.repo;
     let kind = match name.kind {
@@ -220,28 +220,28 @@ fn download(repo: &ApiRepo, file: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How the size of a file differs from what the Hub lists; none where it does not. A missing file has none.
+/// Difference of a file's size from the Hub's; `None` if they are equal. A missing file has no size.
 fn wrong_size(link: &Path, stated: Option<&Sibling>) -> Option<String> {
-    let found = std::fs::metadata(link).map(|m| m.len()).ok();
-    let listed = stated.and_then(|s| s.size);
-    let is_whole = found.is_some_and(|found| listed.is_none_or(|listed| listed == found));
-    let (found, listed) = (found.unwrap_or(0), listed.unwrap_or(0));
-    (!is_whole).then(|| format!("it has {found} bytes, the Hub lists {listed}"))
+    let size = std::fs::metadata(link).map(|m| m.len()).ok();
+    let expected = stated.and_then(|s| s.size);
+    let is_complete = size.is_some_and(|size| expected.is_none_or(|expected| expected == size));
+    let (size, expected) = (size.unwrap_or(0), expected.unwrap_or(0));
+    (!is_complete).then(|| format!("it has {size} bytes, the Hub lists {expected}"))
 }
 
-/// How a downloaded file differs from what the Hub states of it; none where it does not, or where the Hub states no
-/// SHA-256, as of small files. The name of a large file's blob, its etag, is that sum too.
+/// Difference of a downloaded file's SHA-256 from the Hub's; `None` if they are equal, or if the Hub states none,
+/// as for small files. The name of a large file's blob, its etag, is the same sum.
 fn damage(link: &Path, stated: Option<&Sibling>) -> Option<String> {
     let stated = stated.and_then(|s| s.lfs.as_ref()).map(|l| l.sha256.clone());
     let wanted = stated.or_else(|| sum_of_blob(link))?;
     match sha256(link) {
-        Ok(found) if found.eq_ignore_ascii_case(&wanted) => None,
-        Ok(found) => Some(format!("its SHA-256 is {found}, the Hub states {wanted}: it was damaged on the way")),
+        Ok(actual) if actual.eq_ignore_ascii_case(&wanted) => None,
+        Ok(actual) => Some(format!("its SHA-256 is {actual}, the Hub states {wanted}: it was damaged on the way")),
         Err(error) => Some(format!("it cannot be read back: {error}")),
     }
 }
 
-/// The SHA-256 that the blob behind a link is named by.
+/// The SHA-256 in the name of the blob behind a link.
 fn sum_of_blob(link: &Path) -> Option<String> {
     let blob = std::fs::canonicalize(link).ok()?;
     let name = blob.file_name()?.to_str()?;
@@ -265,7 +265,7 @@ fn sha256(path: &Path) -> std::io::Result<String> {
 
 /// Removes a file and, if it is a link, what it points to.
 fn discard(path: &Path) {
-    // nothing there is what is wanted
+    // a missing file is fine
     if let Ok(blob) = std::fs::canonicalize(path) {
         let _ = std::fs::remove_file(blob);
     }

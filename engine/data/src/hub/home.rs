@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// A path in which a leading `~/` is the home folder, as in a shell. Every path that a user writes is read with it: in
-/// a configuration and its overrides, on the command line, and in the variables of the Hub.
-#[must_use]
+/// Replaces a leading `~/` by the home folder, as a shell does. It applies to every path of a user: in a
+/// configuration and its overrides, on the command line, and in the variables of the Hub.
 pub fn expand_home(path: &Path) -> PathBuf {
     expanded(path, std::env::home_dir())
 }

@@ -1,9 +1,9 @@
-//! Models and datasets of the Hugging Face Hub: fetched once into the cache folder that Python's libraries share, found
-//! there afterwards without a network.
+//! Models and datasets of the Hugging Face Hub: downloaded once into the cache folder of Python's libraries,
+//! then available without a network.
 //!
-//! A repository is named where a local path may stand: `owner/name`, `owner/name@revision`, or as a URL of
-//! `huggingface_hub`'s file system, `hf://datasets/owner/name@revision/file`. What exists locally is never looked for
-//! elsewhere.
+//! A repository's name can take the place of a local path: `owner/name`, `owner/name@revision`, or as a URL of
+//! `huggingface_hub`'s file system, `hf://datasets/owner/name@revision/file`. Existing local paths take
+//! precedence.
 
 mod cache;
 mod fetch;
@@ -21,17 +21,17 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// A repository that could not be had.
+/// An unavailable repository.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} (Hugging Face Hub): {detail}")]
 pub struct HubError {
     /// The repository, as `owner/name`, with its revision if that is not `main`.
     pub name: String,
-    /// What was expected, what was found, what to do.
+    /// Expectation, finding, remedy.
     pub detail: String,
 }
 
-/// Which of a model's files are wanted.
+/// The wanted files of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ModelFiles {
     /// `config.json` alone.
@@ -42,11 +42,11 @@ pub enum ModelFiles {
     All,
 }
 
-/// Folders that this process has found with what is in them, so that a run asks once.
-static FOUND: LazyLock<Mutex<HashMap<PathBuf, (ModelFiles, PathBuf)>>> = LazyLock::new(Mutex::default);
+/// Model folders that this process has resolved, with their files, so that a run asks once.
+static RESOLVED: LazyLock<Mutex<HashMap<PathBuf, (ModelFiles, PathBuf)>>> = LazyLock::new(Mutex::default);
 
-/// The local folder of a model: the path itself where it exists or is no name of a repository; else the repository's
-/// snapshot in the cache folder, fetched where it is not there.
+/// The local folder of a model: the path itself if it exists or is no repository's name; else the repository's
+/// snapshot in the cache folder, downloaded if necessary.
 ///
 /// # Errors
 /// Those of [`Hub::model`], for a name of the Hub.
@@ -54,15 +54,15 @@ pub fn model_folder(path: &Path, wanted: ModelFiles) -> Result<PathBuf, HubError
     let Some(name) = HubName::of_path(path, RepoKind::Model) else {
         return Ok(path.to_owned());
     };
-    // a map of finished look-ups is whole whoever panicked
-    let found = || FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((has, folder)) = found().get(path)
-        && *has >= wanted
+    // the map only has finished look-ups, even after a panic
+    let resolved = || RESOLVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((files, folder)) = resolved().get(path)
+        && *files >= wanted
     {
         return Ok(folder.clone());
     }
     let folder = Hub::from_env().model(&name, wanted)?;
-    found().insert(path.to_owned(), (wanted, folder.clone()));
+    resolved().insert(path.to_owned(), (wanted, folder.clone()));
     Ok(folder)
 }
 

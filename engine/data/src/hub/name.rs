@@ -1,8 +1,8 @@
-//! Names of repositories, and when a path is one.
+//! Names of repositories.
 
 use std::path::Path;
 
-/// What a repository holds.
+/// Content of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepoKind {
     /// A model.
@@ -11,23 +11,23 @@ pub enum RepoKind {
     Dataset,
 }
 
-/// A repository with a revision, and what of it is meant.
+/// A repository with a revision and a path inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubName {
-    /// What it holds.
+    /// Content of the repository.
     pub kind: RepoKind,
     /// `owner/name`.
     pub repo: String,
-    /// A branch, a tag or a commit; `main` where none was written.
+    /// A branch, a tag or a commit; `main` by default.
     pub revision: String,
     /// A file, a folder or a pattern inside; empty for the whole repository.
     pub inside: String,
 }
 
-/// The revision where none was written.
+/// Default revision.
 const MAIN: &str = "main";
 
-/// What begins a URL of `huggingface_hub`'s file system.
+/// Prefix of a URL of `huggingface_hub`'s file system.
 const SCHEME: &str = "hf://";
 
 /// Endings of local files, which a repository's name does not have.
@@ -36,7 +36,6 @@ const FILE_ENDINGS: &str = "json jsonl ndjson parquet pq arrow feather csv tsv t
 impl HubName {
     /// The repository that a path names. A URL (`hf://…`) always does; `owner/name` and `owner/name@revision` do where
     /// there is no such local path.
-    #[must_use]
     pub fn of_path(path: &Path, kind: RepoKind) -> Option<Self> {
         let text = path.to_str()?;
         if let Some(url) = text.strip_prefix(SCHEME) {
@@ -46,8 +45,7 @@ impl HubName {
         (!path.exists()).then_some(name)
     }
 
-    /// Whether a path as it is written in a configuration in the folder `base` names a repository.
-    #[must_use]
+    /// Returns true if a path of a configuration in the folder `base` names a repository.
     pub fn is_one(text: &str, base: &Path) -> bool {
         text.starts_with(SCHEME) || (Self::bare(text, RepoKind::Model).is_some() && !base.join(text).exists())
     }
@@ -62,9 +60,9 @@ impl HubName {
         let mut parts = rest.splitn(3, '/');
         let (owner, name) = (parts.next()?, parts.next()?);
         let inside = parts.next().unwrap_or_default().trim_matches('/');
-        let mut own = Self::bare(&format!("{owner}/{name}"), kind)?;
-        inside.clone_into(&mut own.inside);
-        Some(own)
+        let mut repo = Self::bare(&format!("{owner}/{name}"), kind)?;
+        inside.clone_into(&mut repo.inside);
+        Some(repo)
     }
 
     fn bare(text: &str, kind: RepoKind) -> Option<Self> {
@@ -89,7 +87,7 @@ impl HubName {
         })
     }
 
-    /// Whether the revision is a commit, which never moves.
+    /// Returns true if the revision is a commit, which never moves.
     pub(super) fn is_commit(&self) -> bool {
         self.revision.len() == 40 && self.revision.chars().all(|c| c.is_ascii_hexdigit())
     }

@@ -1,18 +1,18 @@
-//! Who is told how far a download is.
+//! Progress of downloads.
 
 use hf_hub::api::Progress;
 use std::sync::OnceLock;
 
-/// How far a download is.
+/// Progress of a download.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Download {
     /// The file's name in its repository.
     pub file: String,
-    /// Bytes that are here.
+    /// Downloaded bytes.
     pub done: u64,
     /// Bytes of the whole file.
     pub total: u64,
-    /// Whether it has ended.
+    /// True after its end.
     pub finished: bool,
 }
 
@@ -20,9 +20,9 @@ type Listener = Box<dyn Fn(&Download) + Send + Sync>;
 
 static LISTENER: OnceLock<Listener> = OnceLock::new();
 
-/// Names who is told of every part of a download that arrives; the first call of a process counts.
+/// Sets the listener of download progress; the first call of a process counts.
 pub fn on_download(listener: impl Fn(&Download) + Send + Sync + 'static) {
-    // a second listener is not an error: the first one keeps being told
+    // a second listener is not an error: the first one stays
     let _ = LISTENER.set(Box::new(listener));
 }
 
@@ -34,7 +34,7 @@ impl DownloadReporter {
         Self(Download { file: file.to_owned(), done: 0, total: 0, finished: false })
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some(listener) = LISTENER.get() {
             listener(&self.0);
         }
@@ -50,11 +50,11 @@ impl Progress for DownloadReporter {
 
     fn update(&mut self, size: usize) {
         self.0.done += size as u64;
-        self.tell();
+        self.notify();
     }
 
     fn finish(&mut self) {
         self.0.finished = true;
-        self.tell();
+        self.notify();
     }
 }

@@ -1,4 +1,4 @@
-//! Where the Hub is, and where what comes from it is kept: the variables that Python's `huggingface_hub` reads.
+//! Address and cache of the Hub, from the variables of Python's `huggingface_hub`.
 
 use super::home::expand_home;
 use hf_hub::Cache;
@@ -6,18 +6,18 @@ use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where repositories come from without `HF_ENDPOINT`.
+/// Default of `HF_ENDPOINT`.
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// Whether this process was told to leave the Hub alone.
+/// True after [`stay_offline`].
 static STAY_OFFLINE: AtomicBool = AtomicBool::new(false);
 
-/// From now on this process takes repositories from the cache alone, as with `HF_HUB_OFFLINE`.
+/// Makes this process read repositories from the cache only, as with `HF_HUB_OFFLINE`.
 pub fn stay_offline() {
     STAY_OFFLINE.store(true, Ordering::Relaxed);
 }
 
-/// How the Hub is reached.
+/// Settings of the Hub client.
 #[derive(Clone)]
 pub struct Hub {
     endpoint: String,
@@ -29,7 +29,7 @@ pub struct Hub {
 
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // the token is nobody's to read
+        // the token is secret
         f.debug_struct("Hub")
             .field("endpoint", &self.endpoint)
             .field("folder", &self.folder)
@@ -41,14 +41,13 @@ impl std::fmt::Debug for Hub {
 impl Hub {
     /// As Python's libraries read the environment: `HF_ENDPOINT`; `HF_HUB_CACHE`, else `hub` in `HF_HOME`, else in
     /// `~/.cache/huggingface`; the token in `HF_TOKEN`, else in the file `token` of `HF_HOME`; `HF_HUB_OFFLINE`.
-    #[must_use]
     pub fn from_env() -> Self {
-        let mut own = Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
-        own.offline |= STAY_OFFLINE.load(Ordering::Relaxed);
-        own
+        let mut hub = Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+        hub.offline |= STAY_OFFLINE.load(Ordering::Relaxed);
+        hub
     }
 
-    /// The same of other variables than the process's.
+    /// Settings from variables.
     pub(super) fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let user_cache = || {
             variable("XDG_CACHE_HOME")
@@ -72,7 +71,7 @@ impl Hub {
         }
     }
 
-    /// The client. Files are tried again by us: the crate's own retries append to what they should replace.
+    /// The client. Retries are ours: the crate's append to a file that they should replace.
     pub(super) fn api(&self) -> Result<Api, ApiError> {
         ApiBuilder::from_cache(self.cache())
             .with_endpoint(self.endpoint.clone())
@@ -86,12 +85,12 @@ impl Hub {
         Cache::new(self.folder.clone())
     }
 
-    /// Why it is not asked, for messages.
+    /// Reason of offline mode, for messages.
     pub(super) fn why_offline() -> &'static str {
         if STAY_OFFLINE.load(Ordering::Relaxed) { "nothing is fetched offline" } else { "HF_HUB_OFFLINE is set" }
     }
 
-    /// Where the Hub is, for messages.
+    /// Address of the Hub, for messages.
     pub(super) fn endpoint(&self) -> &str {
         &self.endpoint
     }

@@ -1,4 +1,4 @@
-//! What is a repository's name, what the environment says, and what is found in the cache without a network.
+//! Names of repositories, environment variables, and the cache without a network.
 
 use super::*;
 use std::path::Path;
@@ -91,8 +91,8 @@ fn a_cached_model_is_found_without_a_network() {
     let folder = cache(&WHOLE);
     let hub = offline(folder.path());
     for wanted in [ModelFiles::Config, ModelFiles::Tokenizer, ModelFiles::All] {
-        let found = hub.model(&name("owner/tiny"), wanted).expect("cached");
-        assert!(found.join("config.json").is_file());
+        let folder = hub.model(&name("owner/tiny"), wanted).expect("cached");
+        assert!(folder.join("config.json").is_file());
     }
     let commit = name("owner/tiny@0123456789abcdef0123456789abcdef01234567");
     assert!(hub.model(&commit, ModelFiles::All).is_ok());

@@ -9,14 +9,13 @@ use serde_json::json;
 pub use super::operation::{Operation, Operations};
 use super::{Completion, Example, Problems, PromptText, Reward, Split, Task, TaskError};
 
-/// Key of the shuffle that decides which problems are held out. It is not the user's seed: a model
+/// Key of the shuffle that selects held-out problems. It is not the user's seed: a model
 /// warmed up under one seed must not have seen the validation problems of another.
 const HOLD_OUT: u64 = 0xF1EE_B21C;
 
 const DEFAULT_VALIDATION: u64 = 200;
 
-/// Every character that a prompt or an answer can have.
-#[must_use]
+/// All characters of prompts and answers.
 pub fn alphabet() -> &'static str {
     "0123456789+-*="
 }
@@ -94,7 +93,7 @@ impl Arithmetic {
         })
     }
 
-    fn example_of(&self, a: u64, operation: Operation, b: u64) -> Example {
+    fn make_example(&self, a: u64, operation: Operation, b: u64) -> Example {
         let result = operation.apply(a as i64, b as i64);
         let digits = self.padded_digits.unwrap_or(0);
         let answer = format!("{result:0width$}", width = operation.width(digits));
@@ -128,39 +127,38 @@ impl Task for Arithmetic {
         let b = problem % self.operands;
         let a = problem / self.operands % self.operands;
         let operation = self.operations[(problem / self.operands / self.operands) as usize];
-        Ok(self.example_of(a, operation, b))
+        Ok(self.make_example(a, operation, b))
     }
 
     fn longest(&self) -> Option<Example> {
         let most = self.operands - 1;
-        let all = self.operations.iter().flat_map(|&own| [0, most].map(|a| self.example_of(a, own, most)));
-        let longest = all.clone().max_by_key(|own| own.answer.len())?;
+        let make = |&operation| [0, most].map(|a| self.make_example(a, operation, most));
+        let examples = self.operations.iter().flat_map(make);
+        let longest = examples.clone().max_by_key(|example| example.answer.len())?;
         // the longest prompt with the longest answer, which may be those of two problems
-        Some(Example { prompt: all.last()?.prompt, ..longest })
+        Some(Example { prompt: examples.last()?.prompt, ..longest })
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         if self.partial {
-            return Ok(Reward::single("partial", share_right(&example.answer, completion)));
+            return Ok(Reward::single("partial", correct_fraction(&example.answer, completion)));
         }
         self.validation_reward(example, completion)
     }
 
     fn validation_reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
-        let correct = completion.finished && completion.text.trim() == example.answer;
-        let reward = Reward::single("correct", if correct { 1.0 } else { 0.0 });
-        Ok(reward.judged(correct, completion.text.trim(), &example.answer))
+        Ok(Reward::exact(&example.answer, completion))
     }
 }
 
-/// The share of right characters, place by place from the left. Ending in the right place counts as
+/// Fraction of correct characters, place by place from the left. Ending in the right place counts as
 /// one more character, so that only a finished right answer is worth 1.
-fn share_right(answer: &str, completion: &Completion<'_>) -> f64 {
+fn correct_fraction(answer: &str, completion: &Completion<'_>) -> f64 {
     let text = completion.text.trim();
-    let (wanted, found) = (answer.chars().count(), text.chars().count());
+    let (expected, length) = (answer.chars().count(), text.chars().count());
     let right = answer.chars().zip(text.chars()).filter(|(a, b)| a == b).count();
-    let ended = usize::from(completion.finished && found == wanted);
-    (right + ended) as f64 / (wanted.max(found) + 1) as f64
+    let ended = usize::from(completion.finished && length == expected);
+    (right + ended) as f64 / (expected.max(length) + 1) as f64
 }
 
 #[cfg(test)]
@@ -230,10 +228,10 @@ mod tests {
     #[test]
     fn the_seed_changes_the_order_of_training_but_not_what_is_held_out() {
         let (a, b) = (task(r#"{"difficulty": 2}"#), task(r#"{"difficulty": 2, "seed": 1}"#));
-        let all = |task: &Arithmetic, split| -> Vec<String> { (0..200).map(|i| prompt(task, split, i)).collect() };
-        assert_eq!(all(&a, Split::Validation), all(&b, Split::Validation));
-        assert_ne!(all(&a, Split::Train), all(&b, Split::Train));
-        assert_eq!(all(&a, Split::Train), all(&a.clone(), Split::Train));
+        let prompts = |task: &Arithmetic, split| -> Vec<String> { (0..200).map(|i| prompt(task, split, i)).collect() };
+        assert_eq!(prompts(&a, Split::Validation), prompts(&b, Split::Validation));
+        assert_ne!(prompts(&a, Split::Train), prompts(&b, Split::Train));
+        assert_eq!(prompts(&a, Split::Train), prompts(&a.clone(), Split::Train));
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl TaskConfig {
     /// `base`, the folder of the configuration file.
     ///
     /// # Errors
-    /// Those of the task's settings, files and rows, with the setting and the place.
+    /// [`TaskError`] for invalid settings, files or rows.
     pub fn build(&self, base: &Path) -> Result<Box<dyn Task>, TaskError> {
         Ok(match self {
             Self::Arithmetic(config) => Box::new(Arithmetic::new(config)?),
@@ -44,7 +44,6 @@ impl TaskConfig {
     }
 
     /// The settings of a task made of rows.
-    #[must_use]
     pub fn rows(&self) -> Option<&JsonlConfig> {
         match self {
             Self::Dataset(rows) | Self::Jsonl(rows) => Some(rows),
@@ -52,7 +51,7 @@ impl TaskConfig {
         }
     }
 
-    /// Writes out the name in metrics where it follows from the kind.
+    /// Sets the default name in metrics.
     pub fn spell_out(&mut self) {
         match self {
             Self::Dataset(rows) => **rows = rows.named("dataset"),

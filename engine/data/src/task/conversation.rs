@@ -1,5 +1,5 @@
-//! What chat templates are given of a row: messages with all of their fields, tools, and variables. Rows with images,
-//! video or audio are refused.
+//! Inputs of chat templates from a row: messages with all fields, tools and variables. Rows with images,
+//! video or audio are rejected.
 
 use firebrick_models::tokenizer::{CONVERSATION_VARIABLES, Message};
 use firebrick_spec::json::{parse, to_text};
@@ -12,7 +12,7 @@ use super::{TEMPLATE_KWARGS, TOOLS, TaskError};
 /// Columns of media, as datasets of TRL, verl and others have them.
 const MEDIA_COLUMNS: [&str; 6] = ["image", "images", "video", "videos", "audio", "audios"];
 
-/// What the kinds and the keys of content parts that are media begin with or contain.
+/// Substrings of the kinds and keys of media content parts.
 const MEDIA: [&str; 3] = ["image", "video", "audio"];
 
 /// Fields of a message that do not give a template anything to write.
@@ -24,13 +24,13 @@ const LABELS: [&str; 4] = ["role", "content", "name", "tool_call_id"];
 /// `TaskError` for a message without a role, or with content that is no text.
 pub fn message(value: &Value, path: &str, setting: &str, row: &Row) -> Result<Message, TaskError> {
     let bad = |what: &str| row.bad(setting, format!("field `{path}` has the message {}, {what}", to_text(value)));
-    let own = if fills_structs(&row.place.path) { without_nulls(value) } else { value.clone() };
-    let message = match own {
-        Value::Object(fields) => Message::of(fields),
+    let value = if fills_structs(&row.place.path) { without_nulls(value) } else { value.clone() };
+    let message = match value {
+        Value::Object(fields) => Message::from_fields(fields),
         _ => None,
     };
     let message = message.ok_or_else(|| bad("expected an object with a string `role`"))?;
-    if let Some(media) = media_of(&message) {
+    if let Some(media) = media_kind(&message) {
         return Err(bad(&format!("which has {media}: only text is trained on; remove the row")));
     }
     let is_empty = |(name, value): (&String, &Value)| LABELS.contains(&name.as_str()) || value.is_null();
@@ -41,7 +41,7 @@ pub fn message(value: &Value, path: &str, setting: &str, row: &Row) -> Result<Me
 }
 
 /// The kind of image, video or audio that a message has.
-fn media_of(message: &Message) -> Option<String> {
+fn media_kind(message: &Message) -> Option<String> {
     let has = |value: &Value| match value {
         Value::Null => false,
         Value::Array(list) => !list.is_empty(),
@@ -59,7 +59,7 @@ fn media_of(message: &Message) -> Option<String> {
     column.map(|name| format!("`{name}`")).or_else(|| parts.next())
 }
 
-/// Refuses a row with images, video or audio in columns that are not `read` as text.
+/// Rejects a row with images, video or audio in columns that are not `read` as text.
 ///
 /// # Errors
 /// `TaskError` with the row and the column.
@@ -88,8 +88,8 @@ pub fn check_text_only(row: &Row, setting: &str, read: impl Fn(&str) -> bool) ->
 }
 
 /// Makes the field `tools` of a conversation a list, as chat templates expect it: datasets hold it as a list, or as the
-/// JSON of one, since its entries differ in shape. A null or an empty list says that there are none. Entries of a list
-/// of a table have the fields of all others as nulls, which are left out.
+/// JSON of one, since its entries differ in shape. A null or an empty list means no tools. Entries of a list
+/// in a table have the fields of all others as nulls, which are left out.
 ///
 /// # Errors
 /// `TaskError` with the row, if the field is no list.
@@ -127,8 +127,8 @@ pub fn read_template_kwargs(row: &mut Row) -> Result<(), TaskError> {
     let bad = |what: &str| row.bad(TEMPLATE_KWARGS, format!("field `{TEMPLATE_KWARGS}` is {}, {what}", to_text(value)));
     match &kwargs {
         Value::Null => {}
-        Value::Object(own) => {
-            if let Some(name) = CONVERSATION_VARIABLES.iter().find(|name| own.contains_key(**name)) {
+        Value::Object(variables) => {
+            if let Some(name) = CONVERSATION_VARIABLES.iter().find(|name| variables.contains_key(**name)) {
                 return Err(bad(&format!("but `{name}` is set by each conversation; remove it")));
             }
         }
@@ -138,7 +138,7 @@ pub fn read_template_kwargs(row: &mut Row) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// A column, or the value of the JSON in it. `filled`: its objects have the fields of all others as nulls.
+/// A column, or the value of the JSON in it. `filled`: its objects have all others' fields as nulls.
 fn read(value: &Value, filled: bool) -> Value {
     match value {
         Value::String(json) if json.trim().is_empty() => Value::Null,

@@ -1,7 +1,7 @@
 //! Generated countdown problems: reach a target with given numbers.
 //!
-//! A problem is made from its solution, so each has one. Which problems are held out is decided by a hash of the
-//! problem itself: training never draws one of them, under any seed.
+//! A problem is made from its solution, so each has one. A hash of the problem selects the held-out ones: training never
+//! draws one of them, under any seed.
 
 use std::collections::HashSet;
 
@@ -13,17 +13,17 @@ use serde_json::json;
 use super::reward::{CountdownProblem, Reached, countdown_answer};
 use super::{Completion, Example, PromptText, Reward, Split, Task, TaskError};
 
-/// Key of what decides which problems are held out; it is not the user's seed.
+/// Key of the hash that selects held-out problems; it is not the user's seed.
 const HOLD_OUT: u64 = 0xC00D_0417;
 
-/// One of so many problems may be held out.
-const SHARE: u32 = 8;
+/// One of this many problems may be held out.
+const HELD_OUT_RATIO: u32 = 8;
 
-/// Draws until settings that allow no problem are given up.
-const ATTEMPTS: u64 = 4_096;
+/// Draws of a problem before an error.
+const MAX_ATTEMPTS: u64 = 4_096;
 
 /// Largest value within a solution.
-const LARGEST: i64 = 10_000;
+const MAX_VALUE: i64 = 10_000;
 
 /// Settings of generated countdown problems.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
@@ -92,11 +92,11 @@ impl Countdown {
     /// Checks the settings and draws the problems that are held out.
     ///
     /// # Errors
-    /// `TaskError::Config` with the setting that is out of range, or under which there is no problem to be found.
+    /// `TaskError::Config` with the setting that is out of range, or if no problem exists.
     pub fn new(config: &CountdownConfig) -> Result<Self, TaskError> {
         TaskError::check_range("task.numbers", config.numbers, [2, 6], "")?;
-        TaskError::check_range("task.max_number", config.max_number, [1, LARGEST], "")?;
-        TaskError::check_range("task.max_target", config.max_target, [1, LARGEST], "")?;
+        TaskError::check_range("task.max_number", config.max_number, [1, MAX_VALUE], "")?;
+        TaskError::check_range("task.max_target", config.max_target, [1, MAX_VALUE], "")?;
         TaskError::check_range("task.format_score", config.format_score, [0.0, 1.0], "")?;
         let operations: Vec<char> = config.operations.chars().collect();
         let known = operations.iter().all(|c| "+-*/".contains(*c));
@@ -113,11 +113,11 @@ impl Countdown {
 
     /// The validation problems: all different.
     fn held_out(&self) -> Result<Vec<Puzzle>, TaskError> {
-        let (mut seen, mut found) = (HashSet::new(), Vec::new());
+        let (mut seen, mut puzzles) = (HashSet::new(), Vec::new());
         let mut index = 0;
         let wanted = self.config.validation_size;
-        while found.len() < wanted {
-            if index > 20 * wanted as u64 + ATTEMPTS {
+        while puzzles.len() < wanted {
+            if index > 20 * wanted as u64 + MAX_ATTEMPTS {
                 let detail = format!(
                     "the settings allow too few problems to hold out {wanted}; lower it, or raise `task.max_number`"
                 );
@@ -125,19 +125,18 @@ impl Countdown {
             }
             let puzzle = self.puzzle(Split::Validation, HOLD_OUT, index)?;
             if seen.insert((puzzle.problem.sorted(), puzzle.problem.target)) {
-                found.push(puzzle);
+                puzzles.push(puzzle);
             }
             index += 1;
         }
-        Ok(found)
+        Ok(puzzles)
     }
 
     /// The problem of an index: the first of its draws that belongs to the split.
     fn puzzle(&self, split: Split, seed: u64, index: u64) -> Result<Puzzle, TaskError> {
-        for attempt in 0..ATTEMPTS {
-            let mut draws = Stream::new(seed, index.wrapping_mul(ATTEMPTS).wrapping_add(attempt));
-            let found = self.draw(&mut draws);
-            if let Some(puzzle) = found.filter(|puzzle| split_of(&puzzle.problem) == split) {
+        for attempt in 0..MAX_ATTEMPTS {
+            let mut draws = Stream::new(seed, index.wrapping_mul(MAX_ATTEMPTS).wrapping_add(attempt));
+            if let Some(puzzle) = self.draw(&mut draws).filter(|puzzle| split_of(&puzzle.problem) == split) {
                 return Ok(puzzle);
             }
         }
@@ -154,7 +153,7 @@ impl Countdown {
         while terms.len() > 1 {
             let a = terms.swap_remove(draws.below(terms.len() as u32) as usize);
             let b = terms.swap_remove(draws.below(terms.len() as u32) as usize);
-            // the first operation that has a whole result above 0, from a random one on
+            // the first operation with a positive integer result, from a random one on
             let count = self.operations.len();
             let first = draws.below(count as u32) as usize;
             let mut signs = (0..count).map(|i| self.operations[(first + i) % count]);
@@ -166,6 +165,22 @@ impl Countdown {
         (1..=config.max_target)
             .contains(&target)
             .then_some(Puzzle { problem: CountdownProblem { target, numbers }, solution: term.text })
+    }
+
+    fn make_example(&self, puzzle: Puzzle) -> Example {
+        let Puzzle { problem, solution } = puzzle;
+        let solution = match self.config.style {
+            CountdownStyle::Words => format!("<answer>{solution}</answer>"),
+            CountdownStyle::Short => solution,
+        };
+        let fields = [("numbers", json!(problem.numbers)), ("target", json!(problem.target))];
+        Example {
+            prompt: PromptText::Text(self.prompt(&problem)),
+            answer: problem.to_string(),
+            solution: Some(solution),
+            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+            control: Control::Everywhere,
+        }
     }
 
     fn prompt(&self, problem: &CountdownProblem) -> String {
@@ -189,32 +204,32 @@ impl Countdown {
     }
 }
 
-/// What a completion is worth; `near` is paid for an expression that misses the target.
-fn judge(example: &Example, completion: &Completion<'_>, near: f64) -> Result<Reward, TaskError> {
+/// Reward of a completion; an expression that misses the target gets `near`.
+fn score(example: &Example, completion: &Completion<'_>, near: f64) -> Result<Reward, TaskError> {
     let problem = CountdownProblem::parse(&example.answer)
         .map_err(|reason| TaskError::Reward { reward: "countdown".to_owned(), reason })?;
-    let found = countdown_answer(completion.answering()).unwrap_or_default();
-    let reached = problem.reached(found, true);
+    let expression = countdown_answer(completion.answering()).unwrap_or_default();
+    let reached = problem.reached(expression, true);
     let value = match reached {
         Reached::Target => 1.0,
         Reached::Numbers => near,
         Reached::Nothing => 0.0,
     };
     let reward = Reward::single("countdown", value);
-    Ok(reward.judged(reached == Reached::Target, found, &example.answer))
+    Ok(reward.judged(reached == Reached::Target, expression, &example.answer))
 }
 
-/// Which split a problem belongs to.
+/// Split of a problem.
 fn split_of(problem: &CountdownProblem) -> Split {
     let mut hash = [problem.target as u32, HOLD_OUT as u32];
     for number in problem.sorted() {
         let mixed = philox([number as u32, 0, 0, 0], hash);
         hash = [mixed[0], mixed[1]];
     }
-    if hash[0].is_multiple_of(SHARE) { Split::Validation } else { Split::Train }
+    if hash[0].is_multiple_of(HELD_OUT_RATIO) { Split::Validation } else { Split::Train }
 }
 
-/// A part of a solution: its value, its text, and the sign that binds it least.
+/// A part of a solution: its value, its text, and its sign of the lowest precedence.
 struct Term {
     value: i64,
     text: String,
@@ -226,7 +241,7 @@ impl Term {
         Self { value, text: value.to_string(), sign: None }
     }
 
-    /// Two terms with a sign between them, where the result is a whole number above 0 that is not too large.
+    /// Two terms with a sign between them, if the result is a positive integer up to [`MAX_VALUE`].
     fn with(&self, sign: char, other: &Self) -> Option<Self> {
         let value = match sign {
             '+' => self.value + other.value,
@@ -246,25 +261,7 @@ impl Term {
             _ => other.sign.is_some(),
         };
         let right = bracketed(other, right);
-        (1..=LARGEST).contains(&value).then(|| Self { value, text: format!("{left}{sign}{right}"), sign: Some(sign) })
-    }
-}
-
-impl Countdown {
-    fn example_of(&self, puzzle: Puzzle) -> Example {
-        let Puzzle { problem, solution } = puzzle;
-        let solution = match self.config.style {
-            CountdownStyle::Words => format!("<answer>{solution}</answer>"),
-            CountdownStyle::Short => solution,
-        };
-        let fields = [("numbers", json!(problem.numbers)), ("target", json!(problem.target))];
-        Example {
-            prompt: PromptText::Text(self.prompt(&problem)),
-            answer: problem.to_string(),
-            solution: Some(solution),
-            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-            control: Control::Everywhere,
-        }
+        (1..=MAX_VALUE).contains(&value).then(|| Self { value, text: format!("{left}{sign}{right}"), sign: Some(sign) })
     }
 }
 
@@ -291,12 +288,12 @@ impl Task for Countdown {
         let puzzle = match split {
             Split::Train => self.puzzle(split, self.config.seed, index)?,
             Split::Validation => {
-                let own = usize::try_from(index).ok().and_then(|at| self.validation.get(at)).cloned();
                 let len = self.validation.len() as u64;
-                own.ok_or_else(|| TaskError::no_such_example(self.name(), split, index, len))?
+                let puzzle = usize::try_from(index).ok().and_then(|at| self.validation.get(at)).cloned();
+                puzzle.ok_or_else(|| TaskError::no_such_example(self.name(), split, index, len))?
             }
         };
-        Ok(self.example_of(puzzle))
+        Ok(self.make_example(puzzle))
     }
 
     fn longest(&self) -> Option<Example> {
@@ -304,15 +301,15 @@ impl Task for Countdown {
         let problem = CountdownProblem { target: max_target, numbers: vec![max_number; numbers] };
         // each operation has a sign and at most two pairs of brackets
         let solution = problem.numbers.iter().map(i64::to_string).collect::<Vec<_>>().join("(()+)");
-        Some(self.example_of(Puzzle { problem, solution }))
+        Some(self.make_example(Puzzle { problem, solution }))
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
-        judge(example, completion, self.config.format_score)
+        score(example, completion, self.config.format_score)
     }
 
     fn validation_reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
-        judge(example, completion, 0.0)
+        score(example, completion, 0.0)
     }
 }
 

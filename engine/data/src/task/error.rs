@@ -1,4 +1,4 @@
-//! What can go wrong between a task's configuration and a completion's reward.
+//! Errors of tasks and rewards.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::Split;
 use crate::hub::HubError;
 
-/// Errors of tasks and rewards. A message includes its cause, which [`source`](std::error::Error::source) therefore
-/// does not give again.
+/// Errors of tasks and rewards. The message includes the cause; [`source`](std::error::Error::source) is therefore
+/// empty.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     /// A dataset file could not be read.
@@ -21,15 +21,15 @@ pub enum TaskError {
         setting: &'static str,
         /// The file, resolved.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// A dataset of the Hub could not be had.
+    /// A dataset of the Hub is unavailable.
     #[error("{error} (setting `{setting}`)")]
     Hub {
         /// The setting that names it.
         setting: &'static str,
-        /// Which one, why, and what to do.
+        /// The dataset, the reason and the remedy.
         error: HubError,
     },
     /// A dataset file ends too early or is damaged.
@@ -43,23 +43,23 @@ pub enum TaskError {
         path: PathBuf,
         /// Rows that were read before.
         rows: usize,
-        /// What the reader said.
+        /// The reader's error.
         detail: String,
     },
-    /// A dataset file has a format, or something inside of it, that is not read.
+    /// A dataset file has a format, or a part, that is not supported.
     #[error("{}: {detail}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// What it has, and what to do.
+        /// The unsupported part and the remedy.
         detail: String,
     },
-    /// A row is not there any more as it was checked.
+    /// A row has changed since it was checked.
     #[error("{place}: the file was changed after the run had checked it ({detail}); start the run again")]
     Changed {
         /// File and row.
         place: RowLocation,
-        /// What was found.
+        /// The finding.
         detail: String,
     },
     /// A dataset file has no rows.
@@ -75,7 +75,7 @@ pub enum TaskError {
     NotARow {
         /// File and line.
         place: RowLocation,
-        /// What was found.
+        /// The finding.
         found: String,
     },
     /// A row lacks a field that the configuration names.
@@ -97,7 +97,7 @@ pub enum TaskError {
         place: RowLocation,
         /// The setting that reads the field.
         setting: String,
-        /// What was expected and what was found.
+        /// Expectation and finding.
         detail: String,
     },
     /// A prompt template does not parse.
@@ -110,7 +110,7 @@ pub enum TaskError {
         setting: String,
         /// The template.
         template: String,
-        /// What is wrong with it.
+        /// The mistake.
         detail: String,
     },
     /// A regular expression does not compile.
@@ -120,15 +120,15 @@ pub enum TaskError {
         setting: String,
         /// The pattern.
         pattern: String,
-        /// What the regex compiler said.
+        /// The regex compiler's error.
         detail: String,
     },
-    /// A setting has a value that makes no sense, alone or beside another.
+    /// A setting has an invalid value, alone or together with another.
     #[error("`{setting}`: {detail}")]
     Config {
         /// The setting.
         setting: String,
-        /// What was expected, what was found, what to do.
+        /// Expectation, finding, remedy.
         detail: String,
     },
     /// A reward cannot judge a sample: not a wrong completion, but a broken ground truth or
@@ -137,26 +137,25 @@ pub enum TaskError {
     Reward {
         /// The reward's name.
         reward: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         reason: String,
     },
-    /// An example was asked for beyond the end of its split.
+    /// The index of an example exceeds its split.
     #[error("task `{task}` has {len} {split} examples; there is no example {index} (from 0)")]
     NoSuchExample {
         /// The task's name.
         task: String,
         /// The split's name.
         split: &'static str,
-        /// The index asked for.
+        /// The requested index.
         index: u64,
-        /// How many there are.
+        /// The number of examples.
         len: u64,
     },
 }
 
 impl TaskError {
-    /// The setting that it is about, where it is about one.
-    #[must_use]
+    /// The setting of the error, if it has one.
     pub fn setting(&self) -> Option<&str> {
         match self {
             Self::Read { setting, .. } | Self::Hub { setting, .. } | Self::Empty { setting, .. } => Some(setting),
@@ -165,22 +164,16 @@ impl TaskError {
             | Self::Template { setting, .. }
             | Self::Regex { setting, .. }
             | Self::Config { setting, .. } => Some(setting),
-            Self::Damaged { .. }
-            | Self::Unsupported { .. }
-            | Self::Changed { .. }
-            | Self::NotARow { .. }
-            | Self::Reward { .. }
-            | Self::NoSuchExample { .. } => None,
+            _ => None,
         }
     }
 
     /// A [`TaskError::NoSuchExample`].
-    #[must_use]
     pub fn no_such_example(task: &str, split: Split, index: u64, len: u64) -> Self {
         Self::NoSuchExample { task: task.to_owned(), split: split.name(), index, len }
     }
 
-    /// Refuses a setting that is not `least` to `most`; `unit` follows these in the message.
+    /// Rejects a setting outside of `least` to `most`; `unit` follows these in the message.
     pub(crate) fn check_range<T: Copy + PartialOrd + Display>(
         setting: &str,
         value: T,
@@ -211,11 +204,11 @@ pub struct RowLocation {
     pub path: PathBuf,
     /// The line or row, from 1.
     pub line: usize,
-    /// Which of the two is counted.
+    /// The unit of `line`.
     pub unit: Unit,
 }
 
-/// What the rows of a file are counted by.
+/// Unit of the numbers of a file's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Lines of a text, blank ones included.

@@ -1,4 +1,4 @@
-//! The examples of a task: prompts, and what is known about their answers.
+//! The examples of a task: prompts, and their answers.
 
 use firebrick_models::tokenizer::{ChatOptions, Control, Message, SpecialTokens};
 use serde::{Deserialize, Serialize};
@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use super::fields::Fields;
 
-/// The field of a row that a chat template is given as its tools: a list of JSON schemas, as in transformers and TRL.
+/// The field of a row with the tools for its chat template: a list of JSON schemas, as in transformers and TRL.
 pub const TOOLS: &str = "tools";
 
 /// The field of a row with more variables for the chat template of its conversation.
 pub const TEMPLATE_KWARGS: &str = "chat_template_kwargs";
 
-/// Which of a task's examples: those to learn from, or those held out.
+/// Part of a task's examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
@@ -24,7 +24,6 @@ pub enum Split {
 
 impl Split {
     /// The split's name in messages.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -33,24 +32,23 @@ impl Split {
     }
 }
 
-/// One prompt with what is known about its answer.
+/// A prompt and its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Example {
-    /// What the model is asked.
+    /// The prompt.
     pub prompt: PromptText,
     /// The ground truth that rewards compare with; empty if the task has none.
     pub answer: String,
     /// A demonstration of a good completion, for supervised training.
     pub solution: Option<String>,
-    /// The row that the example was made from, for rewards of one's own and for the sample log.
+    /// The row of the example, for custom rewards and the sample log.
     pub fields: Fields,
-    /// Where the spelling of a special token in the prompt is that token: nowhere in what a row gives.
+    /// Parts of the prompt in which the spelling of a special token is that token: never in a row's text.
     pub control: Control,
 }
 
 impl Example {
     /// A text prompt and the ground truth that its completions are compared with; no demonstration, no row.
-    #[must_use]
     pub fn text(prompt: impl Into<String>, answer: impl Into<String>) -> Self {
         Self {
             prompt: PromptText::Text(prompt.into()),
@@ -61,8 +59,7 @@ impl Example {
         }
     }
 
-    /// What the spelling of a special token in its conversation and its solution is.
-    #[must_use]
+    /// Treatment of spelled special tokens in its conversation and its solution.
     pub fn special_tokens(&self) -> SpecialTokens {
         match self.control {
             Control::Everywhere => SpecialTokens::Allow,
@@ -70,8 +67,7 @@ impl Example {
         }
     }
 
-    /// What the chat template is given with the messages of its conversation, for the assistant to continue.
-    #[must_use]
+    /// Options of the chat template for its conversation, with a generation prompt.
     pub fn chat_options(&self) -> ChatOptions<'_> {
         ChatOptions {
             tools: self.fields.column(TOOLS),

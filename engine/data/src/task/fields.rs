@@ -1,4 +1,4 @@
-//! The fields of a row, whose numbers keep how they are written.
+//! The fields of a row, which keep the spelling of numbers.
 
 use std::ops::Deref;
 
@@ -6,11 +6,11 @@ use firebrick_spec::json;
 use serde_json::{Map, Value};
 
 /// The fields of a row: a map of values whose numbers have 64 bits. Rewards, environments, templates and answers get
-/// numbers as the row's file has them: integers of any length, decimals with all their digits, NaN and infinities.
+/// numbers as in the row's file: integers of any length, decimals with all their digits, NaN and infinities.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fields {
     plain: Map<String, Value>,
-    /// The columns with a number that 64 bits do not write as the file does, with [marks](json).
+    /// The columns with a number that 64 bits cannot represent, with [marks](json).
     marked: Map<String, Value>,
 }
 
@@ -29,13 +29,12 @@ impl Fields {
         self.plain.insert(name, plain);
     }
 
-    /// A column as its file has it, with [marks](json).
-    #[must_use]
+    /// A column as in its file, with [marks](json).
     pub fn column(&self, name: &str) -> Option<&Value> {
         self.marked.get(name).or_else(|| self.plain.get(name))
     }
 
-    /// All columns as their file has them, with [marks](json), in order.
+    /// Columns as in their file, with [marks](json), in order.
     pub fn columns(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.plain.iter().map(|(name, value)| (name, self.marked.get(name).unwrap_or(value)))
     }
@@ -51,8 +50,8 @@ impl Fields {
         if self.marked.is_empty() {
             return serde_json::to_string(&self.plain).unwrap_or_default();
         }
-        let all = self.columns().map(|(name, value)| (name.clone(), value.clone()));
-        json::to_text(&Value::Object(all.collect()))
+        let columns = self.columns().map(|(name, value)| (name.clone(), value.clone()));
+        json::to_text(&Value::Object(columns.collect()))
     }
 }
 
@@ -108,20 +107,20 @@ mod tests {
     #[test]
     fn a_row_is_written_as_it_was_read_and_its_values_have_64_bits() {
         let text = r#"{"a":12345678901234567890123,"b":{"c":[1.50,NaN]},"d":7}"#;
-        let own = fields(text);
-        assert_eq!(own.to_text(), text);
-        assert_eq!(own["b"], serde_json::json!({"c": [1.5, null]}));
-        assert_eq!(own.at("b.c").map(json::to_text).as_deref(), Some("[1.50,NaN]"));
-        assert_eq!(own.columns().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
+        let fields = fields(text);
+        assert_eq!(fields.to_text(), text);
+        assert_eq!(fields["b"], serde_json::json!({"c": [1.5, null]}));
+        assert_eq!(fields.at("b.c").map(json::to_text).as_deref(), Some("[1.50,NaN]"));
+        assert_eq!(fields.columns().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
     }
 
     #[test]
     fn a_column_that_is_set_again_is_what_it_was_set_to() {
-        let mut own = fields(r#"{"a":1E3}"#);
-        own.insert("a", Value::from(2));
-        assert_eq!(own.to_text(), r#"{"a":2}"#);
-        own.insert("a", json::number("98765432109876543210"));
-        assert_eq!(own.to_text(), r#"{"a":98765432109876543210}"#);
-        assert_eq!(own["a"], 98_765_432_109_876_543_210_f64);
+        let mut fields = fields(r#"{"a":1E3}"#);
+        fields.insert("a", Value::from(2));
+        assert_eq!(fields.to_text(), r#"{"a":2}"#);
+        fields.insert("a", json::number("98765432109876543210"));
+        assert_eq!(fields.to_text(), r#"{"a":98765432109876543210}"#);
+        assert_eq!(fields["a"], 98_765_432_109_876_543_210_f64);
     }
 }

@@ -1,7 +1,7 @@
 //! Rows of files as a task.
 //!
-//! Every row is made into its example once when the task is built, so a field that is missing from row 70,000 stops the
-//! run before its first step. What is kept is where rows are, or their compressed text: an example is made again when
+//! Building the task makes every row into its example once, so a field that is missing from row 70,000 stops the
+//! run before its first step. The task keeps the rows' positions or their compressed text, and makes an example again when
 //! it is drawn.
 
 pub(super) mod config;
@@ -22,20 +22,18 @@ use super::{
 
 impl JsonlConfig {
     /// Settings with training rows, their rewards, and defaults for the rest.
-    #[must_use]
     pub fn new(train: impl Into<RowFiles>, rewards: Vec<RewardConfig>) -> Self {
         Self { train: train.into(), rewards, ..Self::default() }
     }
 
-    /// The same with a name in metrics where it has none.
-    #[must_use]
+    /// Sets the default name in metrics.
     pub(super) fn named(&self, kind: &str) -> Self {
         let mut named = self.clone();
         named.name.get_or_insert_with(|| kind.to_owned());
         named
     }
 
-    /// How many of `rows` training rows are held out.
+    /// Number of held-out rows of `rows` training rows.
     fn held_out(&self, rows: u64) -> Result<u64, TaskError> {
         let (setting, held_out) = match (self.validation_size, self.validation_fraction) {
             (None, None) => return Ok(0),
@@ -63,7 +61,7 @@ impl JsonlConfig {
         Ok(held_out)
     }
 
-    /// The weights of the training sources, where they have any.
+    /// The weights of the training sources, if they have any.
     fn weights(&self) -> Result<Option<Vec<f64>>, TaskError> {
         if self.limit == Some(0) {
             let detail = "expected at least 1 row, found 0; remove it to read all rows";
@@ -78,21 +76,21 @@ impl JsonlConfig {
         Ok(weights)
     }
 
-    /// The rows of `validation` that are used.
+    /// The used rows of `validation`.
     fn validation_rows(&self, rows: &Rows) -> Result<Indices, TaskError> {
-        let mut all = Indices::Range(0..rows.len());
+        let mut used = Indices::Range(0..rows.len());
         if let Some(size) = self.validation_size {
-            let found = rows.len();
-            if size > found {
-                let detail = format!("expected at most the {found} rows of the `validation` files, found {size}");
+            let len = rows.len();
+            if size > len {
+                let detail = format!("expected at most the {len} rows of the `validation` files, found {size}");
                 return Err(TaskError::config("task.validation_size", detail));
             }
-            all.truncate(size);
+            used.truncate(size);
         }
-        Ok(all)
+        Ok(used)
     }
 
-    /// The files of each source of `validation`, where there are any.
+    /// The files of each source of `validation`, if there are any.
     fn validation_files(&self, base: &Path) -> Result<Option<Vec<Vec<PathBuf>>>, TaskError> {
         let Some(files) = &self.validation else {
             return Ok(None);
@@ -109,11 +107,11 @@ impl JsonlConfig {
         Ok(Some(files.list(base, VALIDATION)?))
     }
 
-    /// The rows of each named set of `validation`, whose sources have these files, in a task of this name.
+    /// The rows of each named set of `validation`, with these files by source, in a task of this name.
     fn sets(&self, task: &str, rows: &Rows, sources: &[Vec<PathBuf>]) -> Result<Vec<(String, Range<u64>)>, TaskError> {
         let mut sets = Vec::new();
         let named = self.validation.iter().flat_map(|files| &files.0);
-        for (source, own) in named.zip(rows.of_sources(sources)) {
+        for (source, range) in named.zip(rows.of_sources(sources)) {
             let Some(name) = &source.set else { continue };
             if name == task {
                 let detail = format!(
@@ -122,13 +120,13 @@ impl JsonlConfig {
                 );
                 return Err(TaskError::config(VALIDATION, detail));
             }
-            sets.push((name.clone(), own));
+            sets.push((name.clone(), range));
         }
         Ok(sets)
     }
 }
 
-/// The name of a task of the kind `jsonl` where it has none of its own.
+/// Default name of a task.
 const NAME: &str = "jsonl";
 
 /// A task made of rows.
@@ -140,12 +138,12 @@ pub struct Jsonl {
     environments: Option<PythonEnvironments>,
     train: Rows,
     train_order: Order,
-    /// Without `train`, the row of every prompt: the environment makes them, without end.
+    /// Without `train`, the row of every prompt of the environment.
     endless: Option<Row>,
-    /// Where absent, rows of `train` are held out.
+    /// If absent, rows of `train` are held out.
     validation: Option<Rows>,
     validation_order: Order,
-    /// The rows of `validation` that each named set has.
+    /// The rows of each named set of `validation`.
     sets: Vec<(String, Range<u64>)>,
 }
 
@@ -153,28 +151,27 @@ impl Jsonl {
     /// Reads the files, resolved against `base`, and checks every row.
     ///
     /// # Errors
-    /// `TaskError` with the setting, the file and the row: files that are missing, empty or damaged, fields that are
-    /// missing, ground truths that a reward cannot read, settings that do not go together.
+    /// `TaskError` with the setting, the file and the row: missing, empty or damaged files, missing
+    /// fields, ground truths that a reward cannot read, conflicting settings.
     pub fn new(config: &JsonlConfig, base: &Path) -> Result<Self, TaskError> {
-        let environments = match &config.environment {
-            Some(EnvironmentConfig::Python(own)) => Some(PythonEnvironments::open(own)?),
-            None => None,
-        };
+        let environments =
+            config.environment.as_ref().map(|EnvironmentConfig::Python(python)| PythonEnvironments::open(python));
+        let environments = environments.transpose()?;
         let rewards = match &environments {
-            // what rollouts are worth, the environment says
-            Some(own) if config.rewards.is_empty() && own.has_reward() => Rewards::default(),
+            // the environment gives the reward
+            Some(environments) if config.rewards.is_empty() && environments.has_reward() => Rewards::default(),
             _ => Rewards::new(&config.rewards)?,
         };
         let recipe = Recipe::new(config)?;
         let check = |row: Row| {
             let place = row.place.clone();
-            let example = checked(row, &recipe, &rewards)?;
+            let example = check_row(row, &recipe, &rewards)?;
             match environments {
-                Some(_) => playable(&example, &place),
+                Some(_) => check_environment_row(&example, &place),
                 None => Ok(()),
             }
         };
-        let endless = config.train.is_empty().then(|| row_of_none(config)).transpose()?;
+        let endless = config.train.is_empty().then(|| empty_row(config)).transpose()?;
         endless.clone().map_or(Ok(()), &check)?;
         let weights = config.weights()?;
         let sources = config.train.list(base, TRAIN)?;
@@ -217,16 +214,13 @@ impl Jsonl {
     fn order(&self, split: Split) -> (&Rows, &Order) {
         match split {
             Split::Train => (&self.train, &self.train_order),
-            Split::Validation => {
-                let own = self.validation.as_ref().unwrap_or(&self.train);
-                (own, &self.validation_order)
-            }
+            Split::Validation => (self.validation.as_ref().unwrap_or(&self.train), &self.validation_order),
         }
     }
 }
 
-/// The row of a task without rows: an empty message of the user, as in TRL, to which the environment adds the prompt.
-pub(super) fn row_of_none(config: &JsonlConfig) -> Result<Row, TaskError> {
+/// The row of a task without rows: an empty message of the user, as in TRL, which the environment extends.
+pub(super) fn empty_row(config: &JsonlConfig) -> Result<Row, TaskError> {
     if config.environment.is_none() {
         let detail = "expected rows: a file, a folder or a Hub dataset; only a task with `environment` can omit it";
         return Err(TaskError::config(TRAIN, detail));
@@ -238,8 +232,8 @@ pub(super) fn row_of_none(config: &JsonlConfig) -> Result<Row, TaskError> {
     })
 }
 
-/// Whether a row makes an example whose answer every reward can read.
-pub(super) fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, TaskError> {
+/// Makes a row's example and checks that every reward can read its answer.
+pub(super) fn check_row(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, TaskError> {
     let place = row.place.clone();
     if let (Some(reward), false) = (rewards.needs_answer(), recipe.has_answer(&row)) {
         let detail = format!(
@@ -255,8 +249,8 @@ pub(super) fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Ex
     Ok(example)
 }
 
-/// Refuses a row that a task with an environment cannot have.
-fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
+/// Rejects a row that a task with an environment does not support.
+fn check_environment_row(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
     let bad = |setting, detail: &str| TaskError::bad_field(place, setting, detail);
     match &example.prompt {
         PromptText::Text(_) => Err(bad(
@@ -267,26 +261,26 @@ fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
             "task.environment",
             "the conversation has no user message, to which an environment could add its first text",
         )),
-        PromptText::Chat(_) if example.fields.get(TOOLS).is_some_and(|own| !own.is_null()) => {
+        PromptText::Chat(_) if example.fields.get(TOOLS).is_some_and(|tools| !tools.is_null()) => {
             Err(bad(TOOLS, "the row has tools, and so has the environment; remove the column"))
         }
         PromptText::Chat(_) => Ok(()),
     }
 }
 
-/// The order of training rows: by weight where there are weights.
+/// The order of training rows: by weight if there are weights.
 fn order(rows: &Rows, kept: Indices, sources: &[Vec<PathBuf>], weights: Option<Vec<f64>>) -> Result<Order, TaskError> {
     let Some(weights) = weights else {
         return Ok(Order::plain(kept));
     };
     let mut parts = Vec::new();
-    for (at, (own, weight)) in rows.of_sources(sources).zip(weights).enumerate() {
-        let own = kept.within(&own);
-        if own.len() == 0 {
+    for (at, (range, weight)) in rows.of_sources(sources).zip(weights).enumerate() {
+        let part = kept.within(&range);
+        if part.len() == 0 {
             let detail = "all of its rows are held out for validation; lower `validation_size`";
             return Err(TaskError::config(format!("{TRAIN}.{at}"), detail));
         }
-        parts.push((own, weight));
+        parts.push((part, weight));
     }
     Ok(Order::weighted(parts))
 }
@@ -311,8 +305,7 @@ impl Task for Jsonl {
         };
         let mut example = self.recipe.example(row)?;
         if let Some(environments) = &self.environments {
-            let tools = environments.tools().clone();
-            example.fields.insert(TOOLS.to_owned(), tools);
+            example.fields.insert(TOOLS.to_owned(), environments.tools().clone());
         }
         Ok(example)
     }
@@ -327,18 +320,17 @@ impl Task for Jsonl {
         let rows = std::iter::once(&self.train).chain(&self.validation);
         let orders = [&self.train_order, &self.validation_order];
         let bytes = rows.map(Rows::held_bytes).sum::<usize>();
-        bytes as u64 + orders.iter().map(|own| own.held_bytes()).sum::<u64>()
+        bytes as u64 + orders.iter().map(|order| order.held_bytes()).sum::<u64>()
     }
 
     fn validation_set(&self, index: u64) -> Option<&str> {
         let row = self.validation_order.row(index)?;
-        let own = self.sets.iter().find(|(_, rows)| rows.contains(&row));
-        own.map(|(name, _)| name.as_str())
+        let set = self.sets.iter().find(|(_, rows)| rows.contains(&row));
+        set.map(|(name, _)| name.as_str())
     }
 
     fn environments(&self) -> Option<&dyn Environments> {
-        let own = self.environments.as_ref()?;
-        Some(own)
+        self.environments.as_ref().map(|environments| environments as _)
     }
 
     fn rewards(&self) -> Option<&Rewards> {

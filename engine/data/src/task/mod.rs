@@ -1,4 +1,4 @@
-//! Where prompts come from and what a completion is worth.
+//! Tasks: prompts, and rewards of completions.
 //!
 //! A [`Task`] is a pure function of (split, index): it keeps no position and no generator, so a
 //! resumed run sees the prompts that it would have seen. [`shuffled_index`] turns the number of a

@@ -1,4 +1,4 @@
-//! The operations of generated arithmetic, and how a configuration writes them.
+//! The operations of generated arithmetic, and their spelling in configurations.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,6 @@ pub enum Operation {
 
 impl Operation {
     /// The operation's character.
-    #[must_use]
     pub fn symbol(self) -> char {
         match self {
             Self::Add => '+',
@@ -56,7 +55,6 @@ enum TextOrList {
 
 impl Operations {
     /// The operations, in the order they were written.
-    #[must_use]
     pub fn all(&self) -> &[Operation] {
         &self.0
     }

@@ -1,30 +1,29 @@
-//! What a rule read in a completion, beside what it compared it with.
+//! Answers that rules read in completions.
 
 use serde::{Deserialize, Serialize};
 
-/// What a rule read in a completion, and the ground truth as the rule reads it, both in the rule's own spelling: two
-/// readings are equal texts where the rule takes them for the same answer written in two ways.
+/// The answer that a rule read in a completion, and the ground truth, both in the rule's normal form:
+/// equivalent spellings of an answer are equal texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Reading {
     /// The reward's name.
     pub reward: String,
-    /// What was read; absent where nothing was found.
+    /// The answer; absent if none was found.
     pub parsed: Option<String>,
     /// The ground truth.
     pub gold: Option<String>,
-    /// Why the rule could not tell whether the two are equal, where it could not: the reward is 0 then.
+    /// Reason why the rule could not compare the two; the reward is then 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undecided: Option<String>,
 }
 
-/// Bytes of a text that a reading keeps.
-const LONGEST: usize = 400;
+/// Longest text of a reading, in bytes.
+const MAX_BYTES: usize = 400;
 
 impl Reading {
-    /// A text as readings keep it: its first 400 bytes, cut between two characters.
-    #[must_use]
+    /// Shortens a text to at most 400 bytes, at a character boundary.
     pub fn short(text: &str) -> String {
-        let end = text.floor_char_boundary(LONGEST);
+        let end = text.floor_char_boundary(MAX_BYTES);
         if end == text.len() { text.to_owned() } else { format!("{}…", &text[..end]) }
     }
 }

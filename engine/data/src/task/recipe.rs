@@ -1,4 +1,4 @@
-//! What turns a row into an example: the prompt, answer and solution settings, checked and
+//! Conversion of rows to examples: the prompt, answer and solution settings, checked and
 //! compiled.
 
 use firebrick_models::tokenizer::{Control, Message, SpecialTokens};
@@ -14,7 +14,7 @@ use super::rows::TRAIN;
 use super::template::{Row, Template};
 use super::{Example, PromptText, TaskError};
 
-/// Where one text of an example comes from.
+/// Source of a text of an example.
 #[derive(Debug)]
 pub(crate) enum TextSource {
     Template(Template),
@@ -55,7 +55,7 @@ enum Prompt {
     Field(String),
 }
 
-/// A [`JsonlConfig`] checked and compiled: what turns a row into an example.
+/// A [`JsonlConfig`] checked and compiled: converts rows to examples.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     prompt: Prompt,
@@ -74,11 +74,11 @@ enum Extraction {
 
 const PROMPT_FIELD: &str = "task.prompt_field";
 
-/// Where verl's rows have their ground truth.
+/// The field of the ground truth in verl's rows.
 const GROUND_TRUTH: &str = "reward_model.ground_truth";
 
-/// What is there, and what is wrong with what is not.
-fn sorted<T>(part: Result<T, TaskError>, wrong: &mut Vec<TaskError>) -> Option<T> {
+/// The value, or its error in `wrong`.
+fn ok_or_report<T>(part: Result<T, TaskError>, wrong: &mut Vec<TaskError>) -> Option<T> {
     part.map_err(|error| wrong.push(error)).ok()
 }
 
@@ -90,7 +90,7 @@ impl Prompt {
                 let detail = "expected at least one message, found none";
                 return Err(vec![TaskError::config("task.messages", detail)]);
             }
-            (None, Some(messages), None) => Self::Chat(parsed(messages)?),
+            (None, Some(messages), None) => Self::Chat(parse_messages(messages)?),
             (None, None, field) => Self::Field(field.clone().unwrap_or("prompt".to_owned())),
             _ => {
                 let detail = "expected at most one of `prompt`, `messages` and `prompt_field`, \
@@ -106,12 +106,12 @@ impl Prompt {
     }
 }
 
-/// The messages as templates, or all that is wrong with them.
-fn parsed(messages: &[MessageTemplate]) -> Result<Vec<(String, Template)>, Vec<TaskError>> {
+/// The messages as templates, or all of their errors.
+fn parse_messages(messages: &[MessageTemplate]) -> Result<Vec<(String, Template)>, Vec<TaskError>> {
     let mut wrong = Vec::new();
     let parse = |(at, message): (usize, &MessageTemplate)| {
         let setting = format!("task.messages[{at}].content");
-        let template = sorted(Template::parse(&message.content, &setting), &mut wrong)?;
+        let template = ok_or_report(Template::parse(&message.content, &setting), &mut wrong)?;
         Some((message.role.clone(), template))
     };
     let templates = messages.iter().enumerate().filter_map(parse).collect();
@@ -136,20 +136,20 @@ impl Recipe {
         Self::checked(config).map_err(|mut wrong| wrong.swap_remove(0))
     }
 
-    /// The same with all that is wrong, of which there is something.
+    /// Compiles the settings, or returns all errors (at least one).
     pub fn checked(config: &JsonlConfig) -> Result<Self, Vec<TaskError>> {
         let mut wrong = Vec::new();
-        let prompt = Prompt::new(config).map_err(|own| wrong.extend(own)).ok();
+        let prompt = Prompt::new(config).map_err(|errors| wrong.extend(errors)).ok();
         let (answer, field) = (config.answer.as_deref(), config.answer_field.as_deref());
         let has_answer = answer.is_some() || field.is_some();
         let answer = TextSource::new(answer, "task.answer", field, "task.answer_field");
-        let answer = sorted(answer, &mut wrong);
+        let answer = ok_or_report(answer, &mut wrong);
         let extract = config.answer_extract.as_ref();
-        let extract = extract.map(|own| Extraction::new(own, has_answer)).transpose();
-        let extract = sorted(extract, &mut wrong);
+        let extract = extract.map(|extract| Extraction::new(extract, has_answer)).transpose();
+        let extract = ok_or_report(extract, &mut wrong);
         let (solution, field) = (config.solution.as_deref(), config.solution_field.as_deref());
         let solution = TextSource::new(solution, "task.solution", field, "task.solution_field");
-        let solution = sorted(solution, &mut wrong);
+        let solution = ok_or_report(solution, &mut wrong);
         match (prompt, answer, extract, solution) {
             (Some(prompt), Some(answer), Some(extract), Some(solution)) => {
                 let (system, special_tokens) = (config.system_prompt.clone(), config.special_tokens);
@@ -159,14 +159,11 @@ impl Recipe {
         }
     }
 
-    /// All that a row lacks, where [`example`](Self::example) gives the first.
+    /// All errors of a row, of which [`example`](Self::example) returns the first.
     pub fn faults(&self, row: &Row) -> Vec<TaskError> {
         let mut faults = match &self.prompt {
             Prompt::Text(template) => template.faults(row),
-            Prompt::Chat(messages) => {
-                let faults = messages.iter().flat_map(|(_, content)| content.faults(row));
-                faults.collect()
-            }
+            Prompt::Chat(messages) => messages.iter().flat_map(|(_, content)| content.faults(row)).collect(),
             Prompt::Field(_) => self.prompt(row).err().into_iter().collect(),
         };
         for source in [&self.answer, &self.solution].into_iter().flatten() {
@@ -181,15 +178,15 @@ impl Recipe {
         faults
     }
 
-    /// Whether a row has a ground truth: one that the task names, or verl's.
+    /// Returns true if a row has a ground truth: the task's field, or verl's.
     pub fn has_answer(&self, row: &Row) -> bool {
-        self.answer.is_some() || verls_answer(row)
+        self.answer.is_some() || has_verl_answer(row)
     }
 
     pub fn example(&self, mut row: Row) -> Result<Example, TaskError> {
         let mut answer = match &self.answer {
             Some(source) => source.text(&row)?,
-            None if verls_answer(&row) => row.text(GROUND_TRUTH, "task.answer_field")?,
+            None if has_verl_answer(&row) => row.text(GROUND_TRUTH, "task.answer_field")?,
             None => String::new(),
         };
         if let Some(extract) = &self.extract {
@@ -209,9 +206,9 @@ impl Recipe {
         Ok(Example { prompt, answer, solution, fields: row.fields, control })
     }
 
-    /// Whether a column is part of the prompt, the answer or the solution, as text.
+    /// Returns true if a column is text of the prompt, the answer or the solution.
     fn reads(&self, column: &str) -> bool {
-        let reads = |own: &TextSource| match own {
+        let reads = |source: &TextSource| match source {
             TextSource::Template(template) => template.reads(column),
             TextSource::Field { path, .. } => path == column,
         };
@@ -223,7 +220,7 @@ impl Recipe {
         in_prompt || [&self.answer, &self.solution].into_iter().flatten().any(reads)
     }
 
-    /// A row's prompt; of plain text also the bytes that the configuration has written.
+    /// A row's prompt, and for plain text the byte ranges of the configuration's text.
     fn prompt(&self, row: &Row) -> Result<(PromptText, Vec<Range<usize>>), TaskError> {
         let mut chat = match &self.prompt {
             Prompt::Text(template) => {
@@ -262,14 +259,14 @@ impl Recipe {
     }
 }
 
-/// Whether a row has verl's ground truth.
-fn verls_answer(row: &Row) -> bool {
+/// Returns true if a row has verl's ground truth.
+fn has_verl_answer(row: &Row) -> bool {
     row.fields.at(GROUND_TRUTH).is_some_and(|truth| !truth.is_null())
 }
 
 impl Extraction {
     fn apply(&self, text: &str, row: &Row) -> Result<String, TaskError> {
-        let (found, wanted) = match self {
+        let (answer, expected) = match self {
             Self::Gsm8k => {
                 let after = text.rsplit_once("####").map(|(_, tail)| tail.replace(',', ""));
                 (after, "`#### ` and a number".to_owned())
@@ -280,8 +277,8 @@ impl Extraction {
                 (group.map(|g| g.as_str().to_owned()), format!("a match of {:?}", pattern.as_str()))
             }
         };
-        found.map(|answer| answer.trim().to_owned()).ok_or_else(|| {
-            let detail = format!("expected {wanted} in the answer, found {text:?}");
+        answer.map(|answer| answer.trim().to_owned()).ok_or_else(|| {
+            let detail = format!("expected {expected} in the answer, found {text:?}");
             row.bad("task.answer_extract", detail)
         })
     }

@@ -1,4 +1,4 @@
-//! What a completion is worth: rules on its text, its length and the ground truth, reward models, programs, and their
+//! Rewards: rules on a completion's text, its length and the ground truth, reward models, programs, and their
 //! weighted sum.
 
 mod choice;
@@ -30,7 +30,7 @@ use super::error::TaskError;
 use super::{Completion, Reading, Reward, Score};
 use math_answer::AnswerSource;
 
-/// What scores completions.
+/// A scorer of completions.
 #[derive(Clone, Debug)]
 pub enum Scorer {
     /// A function of a completion's text and tokens.
@@ -80,11 +80,11 @@ impl RewardConfig {
         }))
     }
 
-    /// The program's file or folder, where it is not there.
+    /// An error if the program's file or folder is missing.
     fn missing_file(&self) -> Option<TaskError> {
         let (key, path) = match &self.kind {
-            RewardKind::Python(own) => ("file", Some(&own.file)),
-            RewardKind::Command(own) => ("folder", own.folder.as_ref()),
+            RewardKind::Python(config) => ("file", Some(&config.file)),
+            RewardKind::Command(config) => ("folder", config.folder.as_ref()),
             _ => return None,
         };
         let path = path.filter(|path| !path.exists())?;
@@ -93,7 +93,7 @@ impl RewardConfig {
         Some(TaskError::config(setting, detail))
     }
 
-    /// Refuses options that make no sense, whatever scores.
+    /// Rejects invalid options.
     fn check(&self) -> Result<(), TaskError> {
         let setting = |key: &str| format!("rewards.{}.{key}", self.name());
         let RewardOptions { weight, clip, .. } = &self.options;
@@ -129,10 +129,10 @@ impl Part {
         TaskError::Reward { reward: self.name.clone(), reason }
     }
 
-    /// A value as it counts in training: normalized and clipped as the options say. NaN stays.
+    /// A value for training, normalized and clipped by the options. NaN stays.
     fn shaped(&self, value: f64, statistics: &RewardStats) -> f64 {
-        let own = statistics.get(&self.name).filter(|_| self.options.normalize);
-        let value = own.map_or(value, |own| own.normalize(value));
+        let statistics = statistics.get(&self.name).filter(|_| self.options.normalize);
+        let value = statistics.map_or(value, |statistics| statistics.normalize(value));
         self.options.clip.map_or(value, |[low, high]| value.clamp(low, high))
     }
 }
@@ -142,7 +142,7 @@ impl Rewards {
     /// alike.
     ///
     /// # Errors
-    /// `TaskError::Config` for an empty list, two rewards of one name, and settings that cannot be.
+    /// `TaskError::Config` for an empty list, two rewards of one name, and invalid settings.
     pub fn new(configs: &[RewardConfig]) -> Result<Self, TaskError> {
         if configs.is_empty() {
             let detail = "expected at least one reward, found none; for example `- kind: exact`";
@@ -161,24 +161,20 @@ impl Rewards {
         Ok(Self { parts })
     }
 
-    /// What is wrong with the entries of a list, each with its number; and what is wrong with the list, where no entry
-    /// is.
+    /// Errors of the entries of a list, each with its index, or else the error of the list.
     pub(crate) fn problems(configs: &[RewardConfig]) -> Vec<(Option<usize>, TaskError)> {
-        let mut found = Vec::new();
+        let mut problems = Vec::new();
         for (at, config) in configs.iter().enumerate() {
-            let errors = [config.check().err(), config.scorer().err()];
-            let missing = config.missing_file();
-            let errors = errors.into_iter().chain([missing]).flatten();
-            found.extend(errors.map(|error| (Some(at), error)));
+            let errors = [config.check().err(), config.scorer().err(), config.missing_file()];
+            problems.extend(errors.into_iter().flatten().map(|error| (Some(at), error)));
         }
-        if found.is_empty() {
-            found.extend(Self::new(configs).err().map(|error| (None, error)));
+        if problems.is_empty() {
+            problems.extend(Self::new(configs).err().map(|error| (None, error)));
         }
-        found
+        problems
     }
 
     /// The first reward that compares with a ground truth, if any does.
-    #[must_use]
     pub fn needs_answer(&self) -> Option<&str> {
         self.rules().find(|(_, rule)| rule.needs_answer).map(|(part, _)| part.name.as_str())
     }
@@ -203,19 +199,20 @@ impl Rewards {
         })
     }
 
-    /// Whether a ground truth is one that every reward can compare with, so that a broken row is
+    /// Checks that every reward can compare with a ground truth, so that a broken row is
     /// found when it is loaded and not after hours of training.
     ///
-    /// A rule that compares with the ground truth has to give it 1 itself, said in the form that the rule reads.
+    /// A rule must score the ground truth itself, in the form that it reads, with 1.
     pub(crate) fn check_answer(&self, answer: &str) -> Result<(), TaskError> {
-        self.score(answer, &saying(""))?;
+        self.score(answer, &finished(""))?;
         for (part, rule) in self.rules() {
-            let Some(own) = rule.gold.map(|gold| gold(answer)) else { continue };
-            let value = rule.score(answer, &saying(&own)).map_err(|reason| part.failed(reason))?.value.unwrap_or(0.0);
+            let Some(text) = rule.gold.map(|gold| gold(answer)) else { continue };
+            let value =
+                rule.score(answer, &finished(&text)).map_err(|reason| part.failed(reason))?.value.unwrap_or(0.0);
             if value < 1.0 {
-                let read = rule.read(&own);
+                let read = rule.read(&text);
                 return Err(part.failed(format!(
-                    "it scores its ground truth {value} instead of 1 (answer {answer:?}, completion {own:?}, parsed as \
+                    "it scores its ground truth {value} instead of 1 (answer {answer:?}, completion {text:?}, parsed as \
                      {}); set `answer_extract`, or use another rule",
                     read.map_or_else(|| "nothing".into(), |read| format!("{read:?}"))
                 )));
@@ -224,8 +221,8 @@ impl Rewards {
         Ok(())
     }
 
-    /// Scores a completion by the rules of the list; the scores of its models and programs come later, for many
-    /// completions at a time ([`Rewards::complete`]). An error means that the sample cannot be scored (its ground truth
+    /// Scores a completion by the rules of the list; models and programs score many completions at a time later
+    /// ([`Rewards::complete`]). An error means that the sample cannot be scored (its ground truth
     /// is not what a reward compares with), never that the completion is wrong.
     ///
     /// # Errors
@@ -239,27 +236,27 @@ impl Rewards {
             if rule.needs_answer {
                 reward.correct.get_or_insert(value >= 1.0);
             }
-            let reading = score.reading.map(|own| Reading { reward: part.name.clone(), ..own });
+            let reading = score.reading.map(|reading| Reading { reward: part.name.clone(), ..reading });
             reward.readings.extend(reading);
         }
         Ok(reward)
     }
 
-    /// What each rule that compares one piece of the text with the ground truth reads in a completion: its name, and
-    /// the piece if it found one.
+    /// Answers that the comparing rules read in a completion: the rule's name, and
+    /// the answer if it found one.
     pub fn readings<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (&'t str, Option<Cow<'t, str>>)> + 't {
         let rules = self.rules().filter(|(_, rule)| rule.read.is_some());
         rules.map(|(part, rule)| (part.name.as_str(), rule.read(text)))
     }
 
-    /// Puts the scores of models and programs between the rules', and makes the sums of what applies: plain ones for
-    /// validation, of shaped values where `statistics` are given.
+    /// Inserts the scores of models and programs between the rules', and sums the applicable values: raw ones for
+    /// validation, normalized and clipped ones with `statistics`.
     pub fn complete(&self, rewards: &mut [Reward], scores: Vec<Scores>, statistics: Option<&RewardStats>) {
         self.insert(rewards, scores);
         self.sum(rewards, statistics);
     }
 
-    /// The first half of [`Rewards::complete`]: every reward has its part.
+    /// Inserts the scores, as the first half of [`Rewards::complete`].
     pub fn insert(&self, rewards: &mut [Reward], mut scores: Vec<Scores>) {
         scores.sort_by_key(|(place, _)| *place);
         for (place, scores) in scores {
@@ -275,7 +272,7 @@ impl Rewards {
         }
     }
 
-    /// The second half: sums of what applies, weighted; NaN where nothing does.
+    /// Sums the applicable values by weight, as the second half of [`Rewards::complete`]; NaN if none applies.
     pub fn sum(&self, rewards: &mut [Reward], statistics: Option<&RewardStats>) {
         for reward in rewards.iter_mut() {
             let values = self.parts.iter().zip(&reward.parts).map(|(part, &(_, value))| {
@@ -287,9 +284,7 @@ impl Rewards {
         }
     }
 
-    /// What the rewards that training normalises have given, after [`Rewards::insert`]: their names, and their values
-    /// where they apply.
-    #[must_use]
+    /// Names and applicable values of the normalized rewards, after [`Rewards::insert`].
     pub fn normalized(&self, rewards: &[Reward]) -> Vec<(String, Vec<f64>)> {
         let parts = self.parts.iter().enumerate();
         let parts = parts.filter(|(_, part)| part.options.normalize);
@@ -300,16 +295,15 @@ impl Rewards {
         values.collect()
     }
 
-    /// Whether training changes any value before it is weighted.
-    #[must_use]
+    /// Returns true if training normalizes or clips any value.
     pub fn shapes(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.any(|part| part.options.normalize || part.options.clip.is_some())
     }
 }
 
-/// A finished completion that says a text.
-fn saying(text: &str) -> Completion<'_> {
+/// A finished completion with a text.
+fn finished(text: &str) -> Completion<'_> {
     Completion { text, tokens: &[], finished: true, max_tokens: usize::MAX, in_thought: false }
 }
 

@@ -27,18 +27,15 @@ use std::collections::HashSet;
 
 use super::shuffle::Permutation;
 
-/// The `held_out` of `len` rows that are chosen by `seed`, and all others; both in order.
+/// The kept rows, and the `held_out` of `len` rows that `seed` selects; both in order.
 pub(crate) fn split(len: u64, held_out: u64, seed: u64) -> (Indices, Indices) {
     if held_out == 0 {
         return (Indices::Range(0..len), Indices::Range(0..0));
     }
     let shuffle = Permutation::new(len, seed, 0);
     let chosen: HashSet<u64> = (0..held_out).map(|i| shuffle.of(i)).collect();
-    let all = |wanted: bool| {
-        let rows = (0..len).filter(|row| chosen.contains(row) == wanted);
-        Indices::List(rows.collect())
-    };
-    (all(false), all(true))
+    let rows = |wanted: bool| Indices::List((0..len).filter(|row| chosen.contains(row) == wanted).collect());
+    (rows(false), rows(true))
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ pub struct Permutation {
 
 impl Permutation {
     /// The permutation `stream` of `seed` over `0..len`; different streams are different shuffles.
-    #[must_use]
     pub fn new(len: u64, seed: u64, stream: u64) -> Self {
         let bits = 64 - len.saturating_sub(1).leading_zeros();
         // The key is whitened so that a shuffle replays neither a sampler's draws nor a `Stream`.
@@ -30,19 +29,16 @@ impl Permutation {
     }
 
     /// The number of indices.
-    #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there is no index to permute.
-    #[must_use]
+    /// Returns true if there is no index to permute.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where `index` goes. `index` must be below [`Permutation::len`].
-    #[must_use]
+    /// The image of `index`, which must be below [`Permutation::len`].
     pub fn of(&self, index: u64) -> u64 {
         assert!(index < self.len, "index {index} of a permutation of {} elements", self.len);
         let mut image = self.feistel(index);
@@ -64,10 +60,9 @@ impl Permutation {
     }
 }
 
-/// The example that draw number `draw` of a run takes from a split of `len` examples: shuffled
+/// The example of draw number `draw` of a run from a split of `len` examples: shuffled
 /// epochs for a finite split (every example once an epoch), the draw itself for an endless one.
 /// An empty split has no example to take.
-#[must_use]
 pub fn shuffled_index(len: Option<u64>, seed: u64, draw: u64) -> Option<u64> {
     match len {
         None => Some(draw),
@@ -76,19 +71,19 @@ pub fn shuffled_index(len: Option<u64>, seed: u64, draw: u64) -> Option<u64> {
     }
 }
 
-/// Generated problems, numbered: one fixed shuffle puts those that are held out first, and training walks the others in
+/// Numbered generated problems: a fixed shuffle puts the held-out ones first, and training walks the others in
 /// shuffled epochs. So the two are disjoint by construction, for any seed, and in a space of any size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Problems {
-    all: Permutation,
+    permutation: Permutation,
     held_out: u64,
     seed: u64,
 }
 
 impl Problems {
-    /// So many problems. `key` decides which are held out, and `seed` the order of the others.
+    /// Splits `len` problems. `key` selects the held-out ones, and `seed` orders the others.
     pub fn new(len: u64, key: u64, held_out: u64, seed: u64) -> Self {
-        Self { all: Permutation::new(len, key, 0), held_out, seed }
+        Self { permutation: Permutation::new(len, key, 0), held_out, seed }
     }
 
     /// The number of examples of a split; `None` is endless.
@@ -105,11 +100,11 @@ impl Problems {
             Split::Validation if index < self.held_out => index,
             Split::Validation => return Err(TaskError::no_such_example(task, split, index, self.held_out)),
             Split::Train => {
-                let len = self.all.len() - self.held_out;
+                let len = self.permutation.len() - self.held_out;
                 self.held_out + Permutation::new(len, self.seed, index / len).of(index % len)
             }
         };
-        Ok(self.all.of(position))
+        Ok(self.permutation.of(position))
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::error::{RowLocation, TaskError};
 use super::fields::Fields;
 
-/// One row of a dataset with the line it came from.
+/// One row of a dataset with its place.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// File and line.
@@ -18,7 +18,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// The value at a dotted path as the row's file has it, with [marks](json). A key that itself contains the dots wins
+    /// The value at a dotted path as in the row's file, with [marks](json). A key that contains the dots takes precedence
     /// over nesting.
     ///
     /// # Errors
@@ -32,7 +32,7 @@ impl Row {
         })
     }
 
-    /// The value at a dotted path as text: strings as they are, numbers as the row has them, booleans, lists and objects
+    /// The value at a dotted path as text: strings and numbers as in the row, booleans, lists and objects
     /// as JSON. A null has no text.
     ///
     /// # Errors
@@ -48,7 +48,6 @@ impl Row {
     }
 
     /// The names of its fields, for a message.
-    #[must_use]
     pub fn names(&self) -> String {
         names(&self.fields)
     }
@@ -59,16 +58,16 @@ impl Row {
     }
 }
 
-/// The fields of a row, one level of nesting shown, for a message.
+/// The fields of a row with one level of nesting, for a message.
 fn names(fields: &Map<String, Value>) -> String {
-    let mut all = Vec::new();
+    let mut paths = Vec::new();
     for (key, value) in fields {
         match value.as_object().filter(|inner| !inner.is_empty()) {
-            Some(inner) => all.extend(inner.keys().map(|k| format!("`{key}.{k}`"))),
-            None => all.push(format!("`{key}`")),
+            Some(inner) => paths.extend(inner.keys().map(|k| format!("`{key}.{k}`"))),
+            None => paths.push(format!("`{key}`")),
         }
     }
-    if all.is_empty() { "none (the row is empty)".to_owned() } else { all.join(", ") }
+    if paths.is_empty() { "none (the row is empty)".to_owned() } else { paths.join(", ") }
 }
 
 /// A text with fields of a row in braces; `{{` and `}}` are literal braces.
@@ -131,7 +130,7 @@ impl Template {
         Ok(self.render_with_literals(row)?.0)
     }
 
-    /// The same, and the bytes of it that the template has and not the row.
+    /// Renders the template, with the byte ranges of its literals.
     pub fn render_with_literals(&self, row: &Row) -> Result<(String, Vec<Range<usize>>), TaskError> {
         let (mut text, mut literals) = (String::new(), Vec::new());
         for piece in &self.pieces {
@@ -146,13 +145,13 @@ impl Template {
         Ok((text, literals))
     }
 
-    /// Whether it has a field of a column.
+    /// Returns true if it has a field of a column.
     pub fn reads(&self, column: &str) -> bool {
         let is_of = |path: &str| path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         self.pieces.iter().any(|piece| matches!(piece, Piece::Field(path) if is_of(path)))
     }
 
-    /// All fields that a row has no text for, where [`render`](Self::render) gives the first.
+    /// Errors of all fields without text, of which [`render`](Self::render) returns the first.
     pub fn faults(&self, row: &Row) -> Vec<TaskError> {
         let fields = self.pieces.iter().filter_map(|piece| match piece {
             Piece::Literal(_) => None,

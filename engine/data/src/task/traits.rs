@@ -9,56 +9,56 @@ use super::error::TaskError;
 use super::example::{Example, Split};
 use super::reward::Rewards;
 
-/// A source of prompts, and the judge of their completions.
+/// A source of prompts, and the rewards of their completions.
 pub trait Task: Send + Sync {
     /// The task's name in metrics: `val-core/<name>/reward`.
     fn name(&self) -> &str;
 
     /// The number of examples of a split. `None` is endless (generated); validation is always
-    /// `Some`, and 0 where nothing is held out.
+    /// `Some`, and 0 if nothing is held out.
     fn len(&self, split: Split) -> Option<u64>;
 
-    /// Whether a split has no examples.
+    /// Returns true if a split has no examples.
     fn is_empty(&self, split: Split) -> bool {
         self.len(split) == Some(0)
     }
 
-    /// The example at `index`: the same for the same index, always.
+    /// The example at `index`, always the same.
     ///
     /// # Errors
-    /// Where the example cannot be had: its file has changed, or the task cannot make one.
+    /// [`TaskError`] if its file has changed, or the task cannot make one.
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError>;
 
-    /// The set that a held-out example belongs to in metrics, where the task names one. Otherwise it is the one that
-    /// its row's `data_source` names (verl), or one with the task's name.
+    /// The validation set of a held-out example in metrics, if the task names one. Otherwise it is the
+    /// `data_source` of its row (verl), or the task's name.
     fn validation_set(&self, _: u64) -> Option<&str> {
         None
     }
 
-    /// The files that its examples are read from, each with the key of the configuration that names it. A run that is
-    /// resumed refuses other ones.
+    /// The files of its examples, each with its key in the configuration. A resumed run
+    /// rejects other files.
     fn files(&self) -> Vec<(&'static str, PathBuf)> {
         Vec::new()
     }
 
-    /// Of an endless task an example than which none has a prompt or a solution of more characters, so that memory can
-    /// be planned for it. `None`: memory is planned for the longest prompts and solutions that are allowed.
+    /// The longest example of an endless task, in characters of prompt and solution, for memory
+    /// planning. `None`: memory is planned for the longest allowed prompts and solutions.
     fn longest(&self) -> Option<Example> {
         None
     }
 
-    /// Bytes of host memory that its examples are held in: those of generated ones are none.
+    /// Bytes of host memory of its examples; 0 for generated ones.
     fn held_bytes(&self) -> u64 {
         0
     }
 
-    /// The characters of its prompts and answers, where a model that starts from random weights may have one token a
-    /// character. `None`: such a model needs a tokenizer from elsewhere.
+    /// The characters of its prompts and answers, if a model with random weights can have one token per
+    /// character. `None`: such a model needs a tokenizer.
     fn alphabet(&self) -> Option<&str> {
         None
     }
 
-    /// Tokens of several characters that such a model has beside those of the alphabet.
+    /// Additional tokens of several characters of such a model.
     fn tokens(&self) -> &[&str] {
         &[]
     }
@@ -68,33 +68,33 @@ pub trait Task: Send + Sync {
         None
     }
 
-    /// What answers the turns of its rollouts, where they have several.
+    /// Environments of its rollouts, if they have several turns.
     fn environments(&self) -> Option<&dyn Environments> {
         None
     }
 
-    /// A demonstration of several turns for supervised training, as the messages that follow the prompt: those of the
-    /// assistant are learnt. In place of [`Example::solution`].
+    /// A demonstration of several turns for supervised training, as the messages after the prompt: those of the
+    /// assistant are learned. It replaces [`Example::solution`].
     fn demonstration(&self, _: &Example) -> Option<Vec<Message>> {
         None
     }
 
-    /// The list that the reward is the weighted sum of, where the task has one. It names the reward models and
-    /// programs, which judge many completions together, and says what is normalised and clipped; [`Task::reward`] then
-    /// gives what its rules say.
+    /// The list of rewards, if the task has one. It has the reward models and
+    /// programs, which score many completions together, and the options of normalization and clipping;
+    /// [`Task::reward`] then returns the rules' scores.
     fn rewards(&self) -> Option<&Rewards> {
         None
     }
 
-    /// What a completion is worth. An error means that the sample cannot be judged; a wrong
-    /// completion is worth little, but it is not an error.
+    /// Reward of a completion. An error means that the sample cannot be scored; a wrong
+    /// completion has a low reward, but is not an error.
     ///
     /// # Errors
-    /// Where the sample cannot be judged; the run ends.
+    /// [`TaskError`] if the sample cannot be scored; the run ends.
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError>;
 
-    /// What a completion is worth in validation, where shaping that helps learning would only blur
-    /// the number. The training reward unless the task says otherwise.
+    /// Reward of a completion in validation, without shaping that helps learning but blurs
+    /// the number. By default the training reward.
     ///
     /// # Errors
     /// As [`reward`](Self::reward).

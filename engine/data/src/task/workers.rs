@@ -17,7 +17,7 @@ pub(super) fn default_timeout() -> f64 {
     60.0
 }
 
-/// Refuses settings that make no sense; `section` is where they stand.
+/// Rejects invalid settings of `section`.
 pub(super) fn check(workers: usize, timeout: f64, section: &str) -> Result<(), TaskError> {
     if workers == 0 {
         return Err(TaskError::config(format!("{section}.workers"), "expected at least 1 process, found 0"));

@@ -2,7 +2,7 @@
 
 use super::Sequence;
 use super::partition::{Capacity, best_fit, by_size, largest_differencing, longest_first};
-use firebrick_core::world::deal::by_cost;
+use firebrick_core::world::deal::balanced;
 use firebrick_core::{Error, Result};
 use firebrick_models::attention::Grouping;
 use firebrick_plan::Layout;
@@ -13,16 +13,16 @@ const COST_UNIT: f64 = 1024.0;
 /// The most costly micro-batch over the mean one, or over the longest sequence, where they count as balanced.
 const BALANCED: f64 = 1.05;
 
-/// How sequences are cut into micro-batches.
+/// Limits of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MicroBatchLimits {
     /// Most tokens of a micro-batch: real ones where they are packed, padding included where they are padded.
     pub max_tokens: usize,
     /// Most sequences of one, where a fixed micro-batch size is asked for.
     pub max_sequences: Option<usize>,
-    /// Whether rows stand for padding.
+    /// Layout of the rows.
     pub layout: Layout,
-    /// What a key costs a query, as a share of what a token costs apart from attention.
+    /// Cost of a key to a query, as a share of a token's cost without attention.
     pub key_cost: f64,
     /// The config key of the budget, for messages.
     pub key: &'static str,
@@ -36,14 +36,14 @@ pub struct Batch<'a> {
     cut: MicroBatchLimits,
 }
 
-/// What a cut came to. Those of several batches add up.
+/// Statistics of a division into micro-batches. Those of several batches add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BatchStats {
     /// Micro-batches.
     pub micro_batches: usize,
     /// Tokens of the sequences.
     pub tokens: usize,
-    /// Rows that products, norms and the MLP work on.
+    /// Rows that matmuls, norms and the MLP work on.
     pub rows: usize,
     /// Rows that attention works on.
     pub attended: usize,
@@ -70,13 +70,11 @@ impl BatchStats {
     }
 
     /// Share of the rows of token-wise work that is padding.
-    #[must_use]
     pub fn padding(&self) -> f64 {
         padding(self.tokens, self.rows)
     }
 
     /// Share of the rows of attention that is padding.
-    #[must_use]
     pub fn attention_padding(&self) -> f64 {
         padding(self.tokens, self.attended)
     }
@@ -91,6 +89,14 @@ impl MicroBatchLimits {
     fn cost(&self, length: usize) -> u64 {
         let length = length as f64;
         (COST_UNIT * length * (1.0 + self.key_cost * length)) as u64
+    }
+
+    /// Cost of a micro-batch of sequences of these lengths.
+    fn micro_cost(&self, lengths: impl ExactSizeIterator<Item = usize>) -> u64 {
+        match self.layout {
+            Layout::Padded => lengths.len() as u64 * lengths.max().map_or(0, |width| self.cost(width)),
+            Layout::Packed => lengths.map(|n| self.cost(n)).sum(),
+        }
     }
 
     fn capacity(&self) -> Capacity {
@@ -109,8 +115,8 @@ impl<'a> Batch<'a> {
         Self::pack_for(sequences, cut, 1)
     }
 
-    /// The same for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a multiple
-    /// of their number, where there are as many sequences. Every rank cuts the same.
+    /// Packs for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a multiple of
+    /// their number, if there are as many sequences. Every rank cuts the same.
     ///
     /// # Errors
     /// As [`pack`](Self::pack).
@@ -135,48 +141,43 @@ impl<'a> Batch<'a> {
     }
 
     /// Indices of the sequences of each micro-batch.
-    #[must_use]
     pub fn indices(&self) -> &[Vec<usize>] {
         &self.micros
     }
 
-    /// The micro-batches of each of so many ranks, by index: about as costly, in as many rounds as it takes. Where
+    /// The micro-batches of each of `ranks` ranks, by index: of about equal cost, in as few rounds as possible. Where
     /// there are too few, some ranks have none.
-    #[must_use]
     pub fn deal(&self, ranks: usize) -> Vec<Vec<usize>> {
-        let costs: Vec<u64> = self.micros.iter().map(|micro| self.micro_cost(micro)).collect();
-        by_cost(&costs, ranks)
+        let costs = self.micros.iter().map(|micro| self.cut.micro_cost(self.lengths(micro)));
+        balanced(&costs.collect::<Vec<_>>(), ranks)
     }
 
-    fn micro_cost(&self, micro: &[usize]) -> u64 {
-        let lengths: Vec<usize> = micro.iter().map(|&i| self.sequences[i].tokens.len()).collect();
-        cost_of(&lengths, self.cut)
+    fn lengths(&self, micro: &[usize]) -> impl ExactSizeIterator<Item = usize> {
+        micro.iter().map(|&i| self.sequences[i].tokens.len())
     }
 
     /// The sequences of each micro-batch.
-    #[must_use]
     pub fn micros(&self) -> Vec<Vec<&'a Sequence>> {
-        let micro = |own: &Vec<usize>| own.iter().map(|&i| &self.sequences[i]).collect();
+        let micro = |indices: &Vec<usize>| indices.iter().map(|&i| &self.sequences[i]).collect();
         self.micros.iter().map(micro).collect()
     }
 
-    /// What the cut came to, where packed sequences attend in these groups.
-    #[must_use]
+    /// Statistics of the division if packed sequences attend in these groups.
     pub fn stats(&self, grouping: Grouping) -> BatchStats {
         let mut stats =
             BatchStats { micro_batches: self.micros.len(), budget: self.cut.max_tokens, ..BatchStats::default() };
         let (mut most, mut sum) = (0, 0);
         for micro in &self.micros {
-            let lengths: Vec<usize> = micro.iter().map(|&i| self.sequences[i].tokens.len()).collect();
+            let lengths: Vec<usize> = self.lengths(micro).collect();
             let rows = self.cut.layout.rows(lengths.iter().copied());
             stats.tokens += lengths.iter().sum::<usize>();
             stats.rows += rows;
             stats.largest = stats.largest.max(rows);
             stats.attended += match self.cut.layout {
                 Layout::Padded => rows,
-                Layout::Packed => grouping.of(&lengths).map(|group| group.sequences.len() * group.width).sum(),
+                Layout::Packed => grouping.split(&lengths).map(|group| group.sequences.len() * group.width).sum(),
             };
-            let cost = cost_of(&lengths, self.cut);
+            let cost = self.cut.micro_cost(self.lengths(micro));
             (most, sum) = (cost.max(most), sum + cost);
         }
         let mean = sum as f64 / self.micros.len().max(1) as f64;
@@ -211,10 +212,10 @@ fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usi
     let more = usize::from(cut.max_sequences.is_none());
     for parts in [fewest, fewest + ranks].into_iter().take(1 + more) {
         let greedy = longest_first(&costs, lengths, parts, capacity);
-        let all = [largest_differencing(&costs, parts), largest_differencing(&tokens, parts)];
-        for found in all.into_iter().chain(greedy) {
-            if capacity.hold_all(&found, lengths) && imbalance(&found) < imbalance(&best) {
-                best = found;
+        let partitions = [largest_differencing(&costs, parts), largest_differencing(&tokens, parts)];
+        for partition in partitions.into_iter().chain(greedy) {
+            if capacity.hold_all(&partition, lengths) && imbalance(&partition) < imbalance(&best) {
+                best = partition;
             }
             if imbalance(&best) <= BALANCED {
                 return best;
@@ -229,18 +230,15 @@ fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usi
 fn padded(lengths: &[usize], cut: MicroBatchLimits) -> Vec<Vec<usize>> {
     let order = by_size(lengths);
     let fewest = filled(&order, lengths, cut, u64::MAX);
-    let costs = |micros: &[Vec<usize>]| -> u64 {
-        let own = |micro: &Vec<usize>| micro.iter().map(|&i| lengths[i]).collect::<Vec<_>>();
-        let costs = micros.iter().map(|micro| padded_cost(&own(micro), cut));
-        costs.max().unwrap_or(0)
-    };
+    let cost = |micro: &Vec<usize>| cut.micro_cost(micro.iter().map(|&i| lengths[i]));
+    let costs = |micros: &[Vec<usize>]| micros.iter().map(cost).max().unwrap_or(0);
     let (mut low, mut high) = (0, costs(&fewest));
     let mut best = fewest;
     while low < high {
         let middle = low.midpoint(high);
-        let found = filled(&order, lengths, cut, middle);
-        if found.len() <= best.len() && costs(&found) <= middle {
-            (best, high) = (found, middle);
+        let micros = filled(&order, lengths, cut, middle);
+        if micros.len() <= best.len() && costs(&micros) <= middle {
+            (best, high) = (micros, middle);
         } else {
             low = middle + 1;
         }
@@ -278,10 +276,7 @@ fn spread_out(micros: &mut Vec<Vec<usize>>, lengths: &[usize], cut: MicroBatchLi
     }
     micros.retain(|micro| !micro.is_empty());
     while !micros.len().is_multiple_of(ranks) {
-        let cost = |micro: &Vec<usize>| {
-            let own: Vec<usize> = micro.iter().map(|&i| lengths[i]).collect();
-            cost_of(&own, cut)
-        };
+        let cost = |micro: &Vec<usize>| cut.micro_cost(micro.iter().map(|&i| lengths[i]));
         let several = micros.iter_mut().filter(|micro| micro.len() > 1);
         let Some(most) = several.max_by_key(|micro| cost(micro)) else {
             return;
@@ -301,20 +296,6 @@ fn spread_out(micros: &mut Vec<Vec<usize>>, lengths: &[usize], cut: MicroBatchLi
         };
         micros.push(half);
     }
-}
-
-/// Cost of a micro-batch of sequences of these lengths.
-fn cost_of(lengths: &[usize], cut: MicroBatchLimits) -> u64 {
-    match cut.layout {
-        Layout::Padded => padded_cost(lengths, cut),
-        Layout::Packed => lengths.iter().map(|&n| cut.cost(n)).sum(),
-    }
-}
-
-/// Cost of a padded micro-batch.
-fn padded_cost(lengths: &[usize], cut: MicroBatchLimits) -> u64 {
-    let width = lengths.iter().copied().max().unwrap_or(0);
-    cut.cost(width) * lengths.len() as u64
 }
 
 #[cfg(test)]

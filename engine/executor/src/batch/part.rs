@@ -10,7 +10,7 @@ use std::ops::Range;
 pub struct Part {
     /// The rank among them, from 0.
     pub rank: usize,
-    /// How many there are, at least 1.
+    /// Number of ranks, at least 1.
     pub ranks: usize,
 }
 
@@ -18,55 +18,50 @@ impl Part {
     /// One rank that has all rows.
     pub const ALL: Self = Self { rank: 0, ranks: 1 };
 
-    /// Whether others have rows too.
-    #[must_use]
+    /// True if others have rows too.
     pub fn is_one_of_several(self) -> bool {
         self.ranks > 1
     }
 
-    /// The rows that it has of so many, which are filled up to a multiple of the ranks: at least one where there is
-    /// any.
-    #[must_use]
-    pub fn rows(self, all: usize) -> Range<usize> {
-        let each = all.div_ceil(self.ranks);
+    /// Its part of `rows` rows, which are padded to a multiple of the ranks: at least one if there is any.
+    pub fn rows(self, rows: usize) -> Range<usize> {
+        let each = rows.div_ceil(self.ranks);
         self.rank * each..(self.rank + 1) * each
     }
 }
 
-/// What all ranks that share a micro-batch's sequences have together: what a loss needs that looks at whole sequences.
+/// The micro-batch of all ranks that share its sequences, for losses over whole sequences.
 #[derive(Debug)]
 pub struct Whole {
-    /// What the losses know of all scored tokens.
+    /// Columns of all scored tokens for the losses.
     pub inputs: TokenInputs,
     /// Scored tokens that lie on earlier ranks.
     pub before: usize,
 }
 
 impl Whole {
-    pub(super) fn of(sequences: &[&Sequence], before: usize, device: &Device) -> Self {
+    pub(super) fn new(sequences: &[&Sequence], before: usize, device: &Device) -> Self {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
         Self { inputs: inputs(sequences, 0..lengths.iter().sum(), &lengths, device), before }
     }
 
     /// Scored tokens of all ranks.
-    #[must_use]
     pub fn scored(&self) -> usize {
         self.inputs.lengths.iter().sum()
     }
 
     /// Sequences that have any.
-    #[must_use]
     pub fn sequences(&self) -> usize {
         self.inputs.lengths.iter().filter(|&&n| n > 0).count()
     }
 
     /// Sequences whose first scored token lies on a rank that has so many scored tokens of each.
-    pub(super) fn begun(&self, own: &[usize]) -> usize {
+    pub(super) fn begun(&self, lengths: &[usize]) -> usize {
         let mut first = 0;
-        let end = self.before + own.iter().sum::<usize>();
-        let begins = |&all: &usize| {
-            let begins = all > 0 && (self.before..end).contains(&first);
-            first += all;
+        let end = self.before + lengths.iter().sum::<usize>();
+        let begins = |&length: &usize| {
+            let begins = length > 0 && (self.before..end).contains(&first);
+            first += length;
             begins
         };
         self.inputs.lengths.iter().map(begins).filter(|&b| b).count()
@@ -75,9 +70,9 @@ impl Whole {
 
 /// The columns of some of the sequences' scored tokens, on the device; `lengths` of each sequence.
 pub(super) fn inputs(sequences: &[&Sequence], which: Range<usize>, lengths: &[usize], device: &Device) -> TokenInputs {
-    let all: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
-    let own: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
-    let columns = TokenColumns::concat(&own, &all);
+    let scored: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+    let columns: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
+    let columns = TokenColumns::concat(&columns, &scored);
     TokenInputs {
         columns: columns.map(|values| {
             let values = values[which.clone()].to_vec();
@@ -91,10 +86,10 @@ pub(super) fn inputs(sequences: &[&Sequence], which: Range<usize>, lengths: &[us
 pub(super) fn spans(part: &Range<usize>, strides: &[usize]) -> Vec<Range<usize>> {
     let mut start = 0;
     let each = strides.iter().map(|&stride| {
-        let own = part.start.clamp(start, start + stride)..part.end.clamp(start, start + stride);
-        let own = own.start - start..own.end - start;
+        let span = part.start.clamp(start, start + stride)..part.end.clamp(start, start + stride);
+        let span = span.start - start..span.end - start;
         start += stride;
-        own
+        span
     });
     each.collect()
 }
@@ -103,9 +98,9 @@ pub(super) fn spans(part: &Range<usize>, strides: &[usize]) -> Vec<Range<usize>>
 pub(super) fn scored_before(sequences: &[&Sequence], strides: &[usize], row: usize) -> usize {
     let mut start = 0;
     let each = sequences.iter().zip(strides).map(|(sequence, stride)| {
-        let own = sequence.positions.partition_point(|p| start + p < row);
+        let scored = sequence.positions.partition_point(|p| start + p < row);
         start += stride;
-        own
+        scored
     });
     each.sum()
 }
@@ -148,8 +143,8 @@ mod tests {
                         prop_assert_eq!(span.start, rows[i]);
                         rows[i] = span.end;
                     }
-                    let own = sequences[i].positions.iter().filter(|p| span.contains(p));
-                    scored += own.count();
+                    let positions = sequences[i].positions.iter().filter(|p| span.contains(p));
+                    scored += positions.count();
                 }
             }
             prop_assert_eq!(rows, lengths);

@@ -16,7 +16,7 @@ impl Capacity {
         size <= self.size && count <= self.count
     }
 
-    /// Whether every part is within it.
+    /// True if every part is within it.
     pub fn hold_all(&self, parts: &[Vec<usize>], sizes: &[usize]) -> bool {
         let size = |part: &Vec<usize>| part.iter().map(|&i| sizes[i]).sum();
         parts.iter().all(|part| self.holds(size(part), part.len()))
@@ -34,7 +34,7 @@ pub(super) fn largest_differencing(costs: &[u64], parts: usize) -> Vec<Vec<usize
         }
     }
     let last = heap.pop();
-    last.map_or_else(Vec::new, |all| all.parts.into_iter().map(|p| p.1).collect())
+    last.map_or_else(Vec::new, |last| last.parts.into_iter().map(|p| p.1).collect())
 }
 
 /// Costs and items of the parts that are not empty, the most costly first.
@@ -77,31 +77,31 @@ pub(super) fn longest_first(
     parts: usize,
     capacity: Capacity,
 ) -> Option<Vec<Vec<usize>>> {
-    let mut all = vec![(0_u64, 0_usize, Vec::new()); parts];
+    let mut bins = vec![(0_u64, 0_usize, Vec::new()); parts];
     for item in by_size(costs) {
         let room = |p: &&mut (u64, usize, Vec<usize>)| capacity.holds(p.1 + sizes[item], p.2.len() + 1);
-        let part = all.iter_mut().filter(room).min_by_key(|p| p.0)?;
+        let part = bins.iter_mut().filter(room).min_by_key(|p| p.0)?;
         part.0 += costs[item];
         part.1 += sizes[item];
         part.2.push(item);
     }
-    Some(all.into_iter().map(|p| p.2).collect())
+    Some(bins.into_iter().map(|p| p.2).collect())
 }
 
 /// As few parts as best-fit decreasing finds: every item, the largest first, to the fullest part that has room for it.
 pub(super) fn best_fit(sizes: &[usize], capacity: Capacity) -> Vec<Vec<usize>> {
-    let mut all: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut chains: Vec<(usize, Vec<usize>)> = Vec::new();
     for item in by_size(sizes) {
         let room = |p: &&mut (usize, Vec<usize>)| capacity.holds(p.0 + sizes[item], p.1.len() + 1);
-        match all.iter_mut().filter(room).max_by_key(|p| p.0) {
+        match chains.iter_mut().filter(room).max_by_key(|p| p.0) {
             Some(part) => {
                 part.0 += sizes[item];
                 part.1.push(item);
             }
-            None => all.push((sizes[item], vec![item])),
+            None => chains.push((sizes[item], vec![item])),
         }
     }
-    all.into_iter().map(|p| p.1).collect()
+    chains.into_iter().map(|p| p.1).collect()
 }
 
 /// Items, the largest first, equal ones in their order.
@@ -138,9 +138,9 @@ mod tests {
             costs in prop::collection::vec(0_u64..1000, 0..80),
             parts in 1_usize..20,
         ) {
-            let found = largest_differencing(&costs, parts);
-            prop_assert!(found.len() <= parts);
-            let mut items = found.concat();
+            let partition = largest_differencing(&costs, parts);
+            prop_assert!(partition.len() <= parts);
+            let mut items = partition.concat();
             items.sort_unstable();
             prop_assert_eq!(items, (0..costs.len()).collect::<Vec<_>>());
         }

@@ -4,7 +4,7 @@ use super::config::{OptimConfig, UpdateAt};
 use super::reserve::{Reservation, Reserved};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
-use crate::{Boundary, BoundaryKind, Gradient, GradientHook, Gradients, Runtime, own_part};
+use crate::{Boundary, BoundaryKind, Gradient, GradientHook, Gradients, Runtime, local_part};
 use burn::tensor::{DType, Device};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
@@ -17,14 +17,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What an optimizer step did.
+/// Statistics of an optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
     /// Global norm before clipping.
     pub grad_norm: f64,
     /// False where the norm was not finite and nothing was applied.
     pub applied: bool,
-    /// What the loss was multiplied by, where it was.
+    /// The loss scale, if any.
     pub loss_scale: Option<f64>,
     /// Not applied because gradients overflowed under a scale that is smaller from now on.
     pub rescaled: bool,
@@ -32,7 +32,6 @@ pub struct StepOutcome {
 
 impl StepOutcome {
     /// Gradients of this norm were applied.
-    #[must_use]
     pub fn applied(grad_norm: f64) -> Self {
         Self { grad_norm, applied: true, loss_scale: None, rescaled: false }
     }
@@ -49,26 +48,23 @@ pub struct AdamW {
     pub(super) accounts: Arc<Accounts>,
     /// The value head's learning rate over everything else's.
     pub(super) value_rate: f64,
-    /// What of each parameter's state this optimizer has.
+    /// This optimizer's part of each parameter's state.
     partition: Partition,
 }
 
 impl AdamW {
     /// An optimizer without history for a decoder's parameters, on the device.
-    #[must_use]
     pub fn new(config: OptimConfig, decoder: &Decoder) -> Self {
         Self::planned(config, decoder, OptimizerPlan::default(), &Accounts::new())
     }
 
     /// An optimizer without history that works where a plan says.
-    #[must_use]
     pub fn planned(config: OptimConfig, decoder: &Decoder, plan: OptimizerPlan, accounts: &Arc<Accounts>) -> Self {
         Self::sharded(config, decoder, plan, accounts, Partition::WHOLE)
     }
 
     /// An optimizer without history that has the shards of one rank: it updates these, and gathers the others' (`ZeRO`,
     /// arXiv:1910.02054).
-    #[must_use]
     pub fn sharded(
         config: OptimConfig,
         decoder: &Decoder,
@@ -78,10 +74,9 @@ impl AdamW {
     ) -> Self {
         let total = decoder.num_trainable() as f64;
         let mut before = 0;
-        let units = decoder.units().iter().enumerate();
-        let specs = units.flat_map(|(unit, own)| {
-            let elsewhere = decoder.is_elsewhere(unit);
-            own.specs.iter().map(move |spec| (spec, elsewhere))
+        let specs = decoder.units().iter().enumerate().flat_map(|(unit, layout)| {
+            let elsewhere = decoder.is_on_other_stage(unit);
+            layout.specs.iter().map(move |spec| (spec, elsewhere))
         });
         let states = specs
             .map(|(spec, elsewhere)| {
@@ -110,19 +105,16 @@ impl AdamW {
     }
 
     /// Which shards of the state this optimizer has.
-    #[must_use]
     pub fn partition(&self) -> Partition {
         self.partition
     }
 
     /// The elements of a parameter that this optimizer has: none of those that another stage has.
-    #[must_use]
     pub fn part(&self, index: usize, spec: &ParamSpec) -> Range<usize> {
         part(self.partition, spec, &self.states[index])
     }
 
-    /// Makes a value head beside the policy's projection a parameter group of its own, which learns so many times as
-    /// fast as everything else.
+    /// Sets the learning-rate factor of a value head beside the policy's projection.
     pub fn set_value_rate(&mut self, rate: f64) {
         self.value_rate = rate;
     }
@@ -141,32 +133,30 @@ impl AdamW {
         self.steps = steps;
         let partition = self.partition;
         for ((index, spec), state) in decoder.specs().enumerate().zip(&mut self.states) {
-            let own = part(partition, spec, state);
-            if own.is_empty() {
+            let range = part(partition, spec, state);
+            if range.is_empty() {
                 continue;
             }
-            if let Some(moments) = read(index, own)? {
+            if let Some(moments) = read(index, range)? {
                 state.restore(moments, decoder.device(), &self.accounts)?;
             }
         }
         Ok(())
     }
 
-    /// What losses are multiplied by before their gradients are taken.
-    #[must_use]
+    /// The loss scale.
     pub fn loss_scale(&self) -> f64 {
         self.scaler.map_or(1.0, |scaler| scaler.scale)
     }
 
-    /// Where the loss scale stands.
-    #[must_use]
+    /// State of the loss scale.
     pub fn scaler(&self) -> Option<Scaler> {
         self.scaler
     }
 
     /// Goes on with a loss scale that was saved.
     pub fn set_scaler(&mut self, saved: Option<Scaler>) {
-        if self.scaler.is_some_and(|own| own.dynamic) && saved.is_some() {
+        if self.scaler.is_some_and(|scaler| scaler.dynamic) && saved.is_some() {
             self.scaler = saved;
         }
     }
@@ -190,19 +180,17 @@ impl AdamW {
 
     /// Takes over the masters of an optimizer that updated the same decoder before.
     pub fn adopt_masters(&mut self, other: &mut Self) {
-        for (own, other) in self.states.iter_mut().zip(&mut other.states) {
-            own.adopt_master(other);
+        for (state, other) in self.states.iter_mut().zip(&mut other.states) {
+            state.adopt_master(other);
         }
     }
 
     /// Applied steps so far.
-    #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Whether a parameter has moments: it had a gradient before.
-    #[must_use]
+    /// True if a parameter has moments: it had a gradient before.
     pub fn has_moments(&self, index: usize) -> bool {
         !self.states[index].is_fresh()
     }
@@ -221,7 +209,7 @@ impl AdamW {
     /// no result.
     ///
     /// # Errors
-    /// Where memory runs out, or the device fails.
+    /// If memory runs out, or the device fails.
     pub fn reserve(&mut self, decoder: &mut Decoder) -> Result<()> {
         let trainable: Vec<bool> = decoder.specs().map(|spec| spec.trainable).collect();
         let states = self.states.iter_mut().enumerate();
@@ -239,7 +227,7 @@ impl AdamW {
         for Reservation { index, state, .. } in &mut reserved.0 {
             state.reserve(wide, device, &self.accounts)?;
             if half {
-                let value = own_part(decoder, *index, self.partition);
+                let value = local_part(decoder, *index, self.partition);
                 state.reserve_master(value, device, &self.accounts)?;
             }
         }
@@ -252,7 +240,7 @@ impl AdamW {
     /// Waits until all that it keeps on the device is where it was restored to.
     ///
     /// # Errors
-    /// Where something is not, since memory ran out or the device failed.
+    /// If something is not, since memory ran out or the device failed.
     pub fn check_computed(&self) -> Result<()> {
         let kept = self.states.iter().flat_map(ParamState::tensors_on_device);
         Ok(check_computed(kept)?)
@@ -296,8 +284,7 @@ impl AdamW {
             if self.partition.is_whole() {
                 self.update_unit(decoder, unit, clip, lr, |index| ahead.take(index, &mut gradients))?;
             } else {
-                let params = decoder.units()[unit].range.clone();
-                let shared = params.filter(|index| gradients.is_shared_out(*index));
+                let shared = decoder.units()[unit].range.clone().filter(|index| gradients.is_reduced(*index));
                 let shared: Vec<usize> = shared.collect();
                 self.update_shards(decoder, unit, &shared, (clip, lr), runtime, |index| {
                     ahead.take(index, &mut gradients)
@@ -415,7 +402,6 @@ pub struct StepInBackward<'a> {
 
 impl StepInBackward<'_> {
     /// Global norm of the gradient that was applied.
-    #[must_use]
     pub fn grad_norm(&self) -> f64 {
         self.squares.sqrt()
     }

@@ -3,7 +3,7 @@
 //! Values are cut into blocks of [`BLOCK`] in flat row-major order. A block has one f32 scale, its value of largest
 //! magnitude, and each value `x` the code whose map entry is nearest to `x / scale`; a tie goes to the lower code.
 //!
-//! Where bitsandbytes takes the magnitude as scale, ours keeps the sign: its signed map contains 1 but not -1, so it
+//! While bitsandbytes takes the magnitude as scale, ours keeps the sign: its signed map contains 1 but not -1, so it
 //! loses 0.7 % of a largest value that is negative, and again each time. With the sign, the largest value is always
 //! exact, and quantising what was dequantised gives the same codes and scales, so f32 checkpoints of the moments lose
 //! nothing.
@@ -58,7 +58,7 @@ pub(super) struct Codebook {
 
 impl Codebook {
     /// The map of first moments (signed) or of second moments.
-    pub(super) fn of(signed: bool) -> &'static Self {
+    pub(super) fn get(signed: bool) -> &'static Self {
         static SIGNED: LazyLock<Codebook> = LazyLock::new(|| Codebook::new(true));
         static UNSIGNED: LazyLock<Codebook> = LazyLock::new(|| Codebook::new(false));
         if signed { &SIGNED } else { &UNSIGNED }
@@ -120,7 +120,7 @@ impl Codebook {
         scale
     }
 
-    /// What a block's codes stand for.
+    /// Values of a block's codes.
     pub(super) fn dequantise(&self, codes: &[u8], scale: f32, values: &mut [f32]) {
         for (value, &code) in values.iter_mut().zip(codes) {
             *value = self.values[usize::from(code)] * scale;
@@ -138,16 +138,14 @@ pub struct HostBlock8 {
 
 impl HostBlock8 {
     /// `n` zeros. Signed numbers are first moments; second moments are never negative.
-    #[must_use]
     pub fn zeros(n: usize, signed: bool) -> Self {
-        Self { codes: vec![Codebook::of(signed).zero; n], scales: vec![0.0; n.div_ceil(BLOCK)], signed }
+        Self { codes: vec![Codebook::get(signed).zero; n], scales: vec![0.0; n.div_ceil(BLOCK)], signed }
     }
 
     /// Quantises on all cores. A block with a number that is not finite becomes NaN; where `signed` is false, negative
     /// numbers become 0.
-    #[must_use]
     pub fn quantise(values: &[f32], signed: bool) -> Self {
-        let book = Codebook::of(signed);
+        let book = Codebook::get(signed);
         let mut this = Self::zeros(values.len(), signed);
         this.codes
             .par_chunks_mut(BLOCK)
@@ -161,7 +159,7 @@ impl HostBlock8 {
     /// Writes the numbers to a slice of the same length, on all cores.
     pub fn dequantise_into(&self, values: &mut [f32]) {
         assert_eq!(values.len(), self.len(), "as many values as codes");
-        let book = Codebook::of(self.signed);
+        let book = Codebook::get(self.signed);
         values
             .par_chunks_mut(BLOCK)
             .zip(self.codes.par_chunks(BLOCK))
@@ -171,46 +169,40 @@ impl HostBlock8 {
     }
 
     /// The numbers.
-    #[must_use]
     pub fn dequantise(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.len()];
         self.dequantise_into(&mut values);
         values
     }
 
-    /// How many numbers there are.
-    #[must_use]
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.codes.len()
     }
 
-    /// Whether there are none.
-    #[must_use]
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.codes.is_empty()
     }
 
     /// One code a number.
-    #[must_use]
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
     /// One scale a block; its sign is that of the block's largest value.
-    #[must_use]
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
 
     /// Bytes held.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.codes.len() + size_of_val(self.scales.as_slice())
     }
 
     /// Codes, scales and map, to update in place.
     pub(super) fn parts_mut(&mut self) -> (&mut [u8], &mut [f32], &'static Codebook) {
-        let book = Codebook::of(self.signed);
+        let book = Codebook::get(self.signed);
         (&mut self.codes, &mut self.scales, book)
     }
 }

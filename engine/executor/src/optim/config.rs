@@ -48,30 +48,25 @@ impl OptimConfig {
     /// # Errors
     /// `Error::Config` with the key.
     pub fn check_schedule(&self, section: &str, steps: u64) -> Result<()> {
-        let built = self.lr_scheduler.build(self.lr, steps);
-        built.map(|_| ()).map_err(|e| {
+        self.lr_scheduler.build(self.lr, steps).map(|_| ()).map_err(|e| {
             let within = if e.setting == "lr" { "" } else { "lr_scheduler." };
             Error::Config(format!("{section}.{within}{}: {}", e.setting, e.detail))
         })
     }
 
-    /// How the loss of a model in a precision is scaled.
-    #[must_use]
+    /// Loss scaling of a model in a precision.
     pub fn scaler(&self, precision: Precision) -> Option<Scaler> {
-        let own = self.loss_scale;
+        let fixed = self.loss_scale;
         let usual = (precision == Precision::F16).then_some(LossScale::DYNAMIC);
-        own.or(usual).map(Scaler::new)
+        fixed.or(usual).map(Scaler::new)
     }
 
-    /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most
-    /// one.
-    #[must_use]
+    /// Factor of gradients with this global norm: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most one.
     pub fn clip_coefficient(&self, grad_norm: f64) -> f64 {
         self.clip_grad.map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
     }
 
     /// The numbers of one update of a parameter whose gradient is multiplied by `clip`.
-    #[must_use]
     pub fn step(&self, at: UpdateAt, clip: f64) -> AdamWStep {
         let step = i32::try_from(at.step).unwrap_or(i32::MAX);
         let [b1, b2] = self.betas;
@@ -87,7 +82,6 @@ impl OptimConfig {
 
     /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
     /// Value, gradient and moments are of one shape, `[rows, columns]`.
-    #[must_use]
     pub fn update(
         &self,
         at: UpdateAt,
@@ -96,16 +90,16 @@ impl OptimConfig {
         moments: Option<Moments>,
     ) -> (Tensor<2>, Moments) {
         let [b1, b2] = self.betas;
-        let own = self.step(at, 1.0);
+        let step = self.step(at, 1.0);
         let squared = gradient.clone() * gradient.clone() * (1.0 - b2);
         let scaled = gradient * (1.0 - b1);
         let (first, second) = match moments {
             Some(m) => (m.first * b1 + scaled, m.second * b2 + squared),
             None => (scaled, squared),
         };
-        let denominator = second.clone().sqrt() / own.second_root + self.eps;
-        let change = first.clone() / denominator * own.rate;
-        let value = if at.decays && self.weight_decay != 0.0 { value * own.keep } else { value };
+        let denominator = second.clone().sqrt() / step.second_root + self.eps;
+        let change = first.clone() / denominator * step.rate;
+        let value = if at.decays && self.weight_decay != 0.0 { value * step.keep } else { value };
         (value - change, Moments { first, second })
     }
 }
@@ -117,7 +111,7 @@ pub struct UpdateAt {
     pub step: u64,
     /// Learning rate.
     pub lr: f64,
-    /// Whether weight decay applies to it.
+    /// True if weight decay applies to it.
     pub decays: bool,
 }
 

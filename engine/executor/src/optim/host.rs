@@ -25,9 +25,9 @@ pub trait Real:
     const ZERO: Self;
     /// The nearest number.
     fn from_f64(x: f64) -> Self;
-    /// The same number.
+    /// The value, exactly.
     fn from_f32(x: f32) -> Self;
-    /// The same number.
+    /// The value, exactly.
     fn to_f64(self) -> f64;
     /// The nearest number.
     fn to_f32(self) -> f32;
@@ -78,112 +78,79 @@ macro_rules! real {
 real!(f32);
 real!(f64);
 
-/// First and second moments of a parameter in host memory.
+/// Moments of a parameter in host memory: running means of the gradient and of its square.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostMoments {
     /// f32.
-    F32 {
-        /// Running mean of the gradient.
-        first: Vec<f32>,
-        /// Running mean of its square.
-        second: Vec<f32>,
-    },
+    F32([Vec<f32>; 2]),
     /// f64, in exactness tests.
-    F64 {
-        /// Running mean of the gradient.
-        first: Vec<f64>,
-        /// Running mean of its square.
-        second: Vec<f64>,
-    },
+    F64([Vec<f64>; 2]),
     /// bf16, rounded to nearest even.
-    Bf16 {
-        /// Running mean of the gradient.
-        first: Vec<bf16>,
-        /// Running mean of its square.
-        second: Vec<bf16>,
-    },
+    Bf16([Vec<bf16>; 2]),
     /// 8 bits.
-    Block8 {
-        /// Running mean of the gradient.
-        first: HostBlock8,
-        /// Running mean of its square.
-        second: HostBlock8,
-    },
+    Block8([HostBlock8; 2]),
 }
 
 impl HostMoments {
     /// Moments of `n` elements before the first step.
-    #[must_use]
     pub fn zeros(kind: MomentKind, n: usize) -> Self {
         match kind {
-            MomentKind::F32 => Self::F32 { first: vec![0.0; n], second: vec![0.0; n] },
-            MomentKind::Bf16 => Self::Bf16 { first: vec![bf16::ZERO; n], second: vec![bf16::ZERO; n] },
-            MomentKind::Block8 => {
-                Self::Block8 { first: HostBlock8::zeros(n, true), second: HostBlock8::zeros(n, false) }
-            }
+            MomentKind::F32 => Self::F32([vec![0.0; n], vec![0.0; n]]),
+            MomentKind::Bf16 => Self::Bf16([vec![bf16::ZERO; n], vec![bf16::ZERO; n]]),
+            MomentKind::Block8 => Self::Block8([true, false].map(|signed| HostBlock8::zeros(n, signed))),
         }
     }
 
     /// f64 moments of `n` elements before the first step.
-    #[must_use]
     pub fn zeros_f64(n: usize) -> Self {
-        Self::F64 { first: vec![0.0; n], second: vec![0.0; n] }
+        Self::F64([vec![0.0; n], vec![0.0; n]])
     }
 
     /// Stores moments as `kind` says. What [`to_f32`](Self::to_f32) gave for the same kind is stored exactly.
-    #[must_use]
-    pub fn from_f32(kind: MomentKind, first: Vec<f32>, second: Vec<f32>) -> Self {
+    pub fn from_f32(kind: MomentKind, [first, second]: [Vec<f32>; 2]) -> Self {
         match kind {
-            MomentKind::F32 => Self::F32 { first, second },
+            MomentKind::F32 => Self::F32([first, second]),
             MomentKind::Bf16 => {
-                let round = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect();
-                Self::Bf16 { first: round(first), second: round(second) }
+                Self::Bf16([first, second].map(|values| values.into_iter().map(bf16::from_f32).collect()))
             }
             MomentKind::Block8 => {
-                Self::Block8 { first: HostBlock8::quantise(&first, true), second: HostBlock8::quantise(&second, false) }
+                Self::Block8([HostBlock8::quantise(&first, true), HostBlock8::quantise(&second, false)])
             }
         }
     }
 
     /// First and second moments as f32: exact for all but f64 ones.
-    #[must_use]
-    pub fn to_f32(&self) -> (Vec<f32>, Vec<f32>) {
-        fn cast<T: Copy>(values: &[T], cast: impl Fn(T) -> f32) -> Vec<f32> {
-            values.iter().map(|&v| cast(v)).collect()
-        }
+    pub fn to_f32(&self) -> [Vec<f32>; 2] {
         match self {
-            Self::F32 { first, second } => (first.clone(), second.clone()),
-            Self::F64 { first, second } => (cast(first, f64::to_f32), cast(second, f64::to_f32)),
-            Self::Bf16 { first, second } => (cast(first, bf16::to_f32), cast(second, bf16::to_f32)),
-            Self::Block8 { first, second } => (first.dequantise(), second.dequantise()),
+            Self::F32(moments) => moments.clone(),
+            Self::F64(moments) => moments.each_ref().map(|values| values.iter().map(|&v| v.to_f32()).collect()),
+            Self::Bf16(moments) => moments.each_ref().map(|values| values.iter().map(|&v| v.to_f32()).collect()),
+            Self::Block8(moments) => moments.each_ref().map(HostBlock8::dequantise),
         }
     }
 
-    /// How many elements they belong to.
-    #[must_use]
+    /// Their number of elements.
     pub fn len(&self) -> usize {
         match self {
-            Self::F32 { first, .. } => first.len(),
-            Self::F64 { first, .. } => first.len(),
-            Self::Bf16 { first, .. } => first.len(),
-            Self::Block8 { first, .. } => first.len(),
+            Self::F32([first, _]) => first.len(),
+            Self::F64([first, _]) => first.len(),
+            Self::Bf16([first, _]) => first.len(),
+            Self::Block8([first, _]) => first.len(),
         }
     }
 
-    /// Whether they belong to none.
-    #[must_use]
+    /// True if they belong to none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Bytes held.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
-            Self::F32 { first, .. } => 2 * size_of_val(first.as_slice()),
-            Self::F64 { first, .. } => 2 * size_of_val(first.as_slice()),
-            Self::Bf16 { first, .. } => 2 * size_of_val(first.as_slice()),
-            Self::Block8 { first, second } => first.bytes() + second.bytes(),
+            Self::F32(_) => 8 * self.len(),
+            Self::F64(_) => 16 * self.len(),
+            Self::Bf16(_) => 4 * self.len(),
+            Self::Block8([first, second]) => first.bytes() + second.bytes(),
         }
     }
 }
@@ -202,18 +169,11 @@ pub fn update<T: Real>(
     assert_eq!(value.len(), moments.len(), "moments for every value");
     let rates = Rates::new(config, at, clip);
     match moments {
-        HostMoments::F32 { first, second } => {
-            sweep(&rates, value, gradient, grains(first), grains(second));
-        }
-        HostMoments::F64 { first, second } => {
-            sweep(&rates, value, gradient, grains(first), grains(second));
-        }
-        HostMoments::Bf16 { first, second } => {
-            sweep(&rates, value, gradient, grains(first), grains(second));
-        }
-        HostMoments::Block8 { first, second } => {
-            let (first, second) = (block8_grains(first), block8_grains(second));
-            sweep(&rates, value, gradient, first, second);
+        HostMoments::F32([first, second]) => sweep(&rates, value, gradient, grains(first), grains(second)),
+        HostMoments::F64([first, second]) => sweep(&rates, value, gradient, grains(first), grains(second)),
+        HostMoments::Bf16([first, second]) => sweep(&rates, value, gradient, grains(first), grains(second)),
+        HostMoments::Block8([first, second]) => {
+            sweep(&rates, value, gradient, block8_grains(first), block8_grains(second));
         }
     }
 }
@@ -255,7 +215,7 @@ fn sweep<T: Real, S: Stored>(
     );
 }
 
-/// What the update multiplies by, rounded to the type it computes in.
+/// Factors of an update, rounded to the type it computes in.
 #[derive(Clone, Copy, Debug)]
 struct Rates<T> {
     clip: T,

@@ -118,8 +118,7 @@ impl DeviceMoment {
             Self::Float(value) => value.clone(),
             Self::Block8(blocks) => blocks.dequantise(),
         };
-        let data = read(value.try_into_data())?;
-        Ok(data.iter::<f32>().collect())
+        Ok(read(value.try_into_data())?.iter::<f32>().collect())
     }
 }
 

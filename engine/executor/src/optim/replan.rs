@@ -24,7 +24,7 @@ impl AdamW {
             if state.is_placed_like(&fresh) {
                 continue;
             }
-            if state.differs_in_waiting(&fresh) && fresh.waits_at() == Home::Host {
+            if state.differs_in_waiting(&fresh) && fresh.idle_home() == Home::Host {
                 state.wait_on_host(&self.accounts)?;
                 continue;
             }

@@ -6,7 +6,7 @@ use super::state::ParamState;
 pub(super) struct Reservation<'a> {
     pub index: usize,
     pub state: &'a mut ParamState,
-    /// Whether it had a master before.
+    /// True if it had a master before.
     had_master: bool,
 }
 
@@ -17,8 +17,8 @@ impl<'a> Reservation<'a> {
     }
 }
 
-/// What is being allocated before a first update. Where that fails, no state keeps any of it, since a device may have
-/// refused it without saying so yet.
+/// Allocations before a first update. Where that fails, no state keeps any of it, since a device may have refused it
+/// without saying so yet.
 pub(super) struct Reserved<'a>(pub Vec<Reservation<'a>>);
 
 impl Drop for Reserved<'_> {

@@ -26,7 +26,7 @@ impl LossScale {
     pub const DYNAMIC: Self = Self::Named(Named::Dynamic);
 }
 
-/// What a dynamic scale begins with.
+/// First value of a dynamic scale.
 const FIRST: f64 = 65_536.0;
 
 /// Applied steps in a row after which it doubles.
@@ -35,17 +35,16 @@ const INTERVAL: u32 = 2_000;
 /// A loss scale on its way through a run.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Scaler {
-    /// What the loss is multiplied by.
+    /// Factor of the loss.
     pub scale: f64,
     /// Applied steps since it last changed.
     pub since: u32,
-    /// Whether it changes.
+    /// True if it changes.
     pub dynamic: bool,
 }
 
 impl Scaler {
     /// Before the first step.
-    #[must_use]
     pub fn new(scale: LossScale) -> Self {
         let (scale, dynamic) = match scale {
             LossScale::Fixed(scale) => (scale, false),

@@ -1,9 +1,9 @@
-//! An optimizer step of ranks that share out its state (`ZeRO`, arXiv:1910.02054): each updates its shards, and gathers
-//! the others'.
+//! An optimizer step of ranks that shard its state (`ZeRO`, arXiv:1910.02054): each updates its shards, and gathers the
+//! others'.
 
 use super::adamw::{AdamW, update_at};
 use super::state::Update;
-use crate::{Gradient, Runtime, Shards, from_device_to_device, own_part};
+use crate::{Gradient, Runtime, Shards, from_device_to_device, local_part};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Home;
 use firebrick_backends::transfer::HostTensor;
@@ -32,22 +32,21 @@ impl AdamW {
         if sharded {
             return self.update_in_place(decoder, unit, indices, rates, gradient);
         }
-        let shards = Shards::of(decoder, indices, self.partition());
+        let shards = Shards::new(decoder, indices, self.partition());
         let accounts = Arc::clone(&self.accounts);
         let world = runtime.world().replicas();
-        let mut own = |index| match gradient(index)? {
+        let mut updated = |index| match gradient(index)? {
             Some(gradient) => self.update_shard(decoder, index, rates, gradient),
-            None => Ok(own_part(decoder, index, self.partition())),
+            None => Ok(local_part(decoder, index, self.partition())),
         };
         let fresh = if from_device_to_device(&world, decoder, unit) {
             let device = decoder.device();
             let values = (device, decoder.arch().precision.dtype(device));
-            let whole = shards.gather_on_device(&world, &accounts, values, own)?;
-            let whole = whole.into_iter().map(Param::Device);
+            let whole = shards.gather_on_device(&world, &accounts, values, updated)?.into_iter().map(Param::Device);
             indices.iter().copied().zip(whole).collect()
         } else {
-            let own = |index| Ok(own(index)?.download()?);
-            let gathered = shards.gather(&world, &accounts, own)?;
+            let download = |index| Ok(updated(index)?.download()?);
+            let gathered = shards.gather(&world, &accounts, download)?;
             let whole = |(place, &index)| (index, Param::Host(gathered.whole(place, decoder)));
             indices.iter().enumerate().map(whole).collect()
         };
@@ -81,7 +80,7 @@ impl AdamW {
         (clip, lr): (f64, f64),
         gradient: Gradient,
     ) -> Result<Param> {
-        let value = own_part(decoder, index, self.partition());
+        let value = local_part(decoder, index, self.partition());
         let Self { config, states, steps, accounts, value_rate, .. } = self;
         let Some(spec) = decoder.specs().nth(index) else { unreachable!("a parameter of the model") };
         let update = Update {

@@ -1,4 +1,4 @@
-//! What the optimizer remembers of one parameter, and where it is updated.
+//! Optimizer state of one parameter, and the place of its update.
 
 mod master;
 mod waiting;
@@ -8,11 +8,10 @@ use super::host::{self, HostMoments};
 use super::moments::DeviceMoment;
 use crate::Gradient;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
-use firebrick_backends::kernels;
 use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::{HostTensor, HostValues};
+use firebrick_backends::{PrecisionExt, kernels};
 use firebrick_core::Result;
 use firebrick_models::decoder::Param;
 use firebrick_plan::MomentKind;
@@ -24,12 +23,12 @@ use std::sync::Arc;
 /// bounded.
 const SLICE: usize = 1 << 21;
 
-/// What an update needs to know besides the parameter.
+/// Inputs of an update besides the parameter.
 #[derive(Clone, Copy)]
 pub(super) struct Update<'a> {
     pub config: &'a OptimConfig,
     pub at: UpdateAt,
-    /// What the gradient is multiplied by.
+    /// Factor of the gradient.
     pub clip: f64,
     pub device: &'a Device,
     pub accounts: &'a Arc<Accounts>,
@@ -47,7 +46,7 @@ enum Stored {
 #[derive(Debug)]
 pub(super) struct ParamState {
     home: Home,
-    /// Where device moments wait between updates.
+    /// Location of device moments between updates.
     idle: Home,
     kind: MomentKind,
     shape: [usize; 2],
@@ -57,7 +56,7 @@ pub(super) struct ParamState {
     master: Option<(Master, MemoryGuard)>,
 }
 
-/// What an update gives.
+/// Result of an update.
 struct Stepped {
     value: Tensor<2>,
     /// The value in half precision, where a kernel has written it.
@@ -70,12 +69,12 @@ impl ParamState {
         Self { home, idle, kind, shape, stored: None, master: None }
     }
 
-    /// Whether there is nothing to update: a rank whose shard of the parameter is empty, or another stage has it.
+    /// True if there is nothing to update: a rank whose shard of the parameter is empty, or another stage has it.
     pub fn is_empty(&self) -> bool {
         self.shape[0] == 0
     }
 
-    /// Where this parameter is updated.
+    /// Place of the update.
     pub fn home(&self) -> Home {
         self.home
     }
@@ -88,14 +87,17 @@ impl ParamState {
         }
     }
 
-    /// Stores moments of zeros where there are none: what the first update would add to the memory that is in use. That
+    /// Stores moments of zeros if there are none: what the first update would add to the memory that is in use. That
     /// update's result is the same with them. `wide` is whether the parameter is updated in f64.
     pub fn reserve(&mut self, wide: bool, device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
         if self.stored.is_some() {
             return Ok(());
         }
         if self.home == Home::Host {
-            self.stored = Some(self.host_zeros(wide, accounts));
+            let numel = self.shape[0] * self.shape[1];
+            let moments = if wide { HostMoments::zeros_f64(numel) } else { HostMoments::zeros(self.kind, numel) };
+            let hold = accounts.hold(Category::Moments, Home::Host, moments.bytes());
+            self.stored = Some((Stored::Host(moments), hold));
             return Ok(());
         }
         let dtype = if wide { DType::F64 } else { DType::F32 };
@@ -114,24 +116,17 @@ impl ParamState {
         Ok(())
     }
 
-    /// Stores the f32 master of a parameter in half precision that the device updates, where there is none: what the
-    /// first update would add. That update's result is the same with it.
+    /// Stores the f32 master of a parameter in half precision that the device updates, if there is none: what the first
+    /// update would add. That update's result is the same with it.
     pub fn reserve_master(&mut self, value: Param, device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
         if self.home == Home::Host || self.has_master() {
             return Ok(());
         }
         let value = match value {
             Param::Device(tensor) => widened(tensor),
-            Param::Host(own) => own.widened().into_device(device),
+            Param::Host(weight) => weight.widened().into_device(device),
         };
         self.keep_master(value, accounts)
-    }
-
-    fn host_zeros(&self, wide: bool, accounts: &Arc<Accounts>) -> (Stored, MemoryGuard) {
-        let numel = self.shape[0] * self.shape[1];
-        let moments = if wide { HostMoments::zeros_f64(numel) } else { HostMoments::zeros(self.kind, numel) };
-        let held = accounts.hold(Category::Moments, Home::Host, moments.bytes());
-        (Stored::Host(moments), held)
     }
 
     fn on_host(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
@@ -141,7 +136,7 @@ impl ParamState {
         let is_its_own = home == Home::Host && !precision.is_half();
         let mut weights = match (value, self.master.take()) {
             (_, Some((master, _))) => master.into_host()?,
-            (Param::Host(own), None) => own.widened(),
+            (Param::Host(weight), None) => weight.widened(),
             (Param::Device(tensor), None) => HostTensor::download_pinned(tensor)?.widened(),
         };
         let wide = matches!(weights.values(), HostValues::F64(_));
@@ -194,8 +189,7 @@ impl ParamState {
             self.park(accounts)?;
         }
         let fresh = if precision.is_half() {
-            let fresh = stepped.stored;
-            let fresh = fresh.unwrap_or_else(|| stored_as(value.clone(), stored));
+            let fresh = stepped.stored.unwrap_or_else(|| stored_as(value.clone(), stored));
             self.keep_master(value, accounts)?;
             fresh
         } else {
@@ -243,11 +237,11 @@ impl ParamState {
                 first: first.load(dtype, device),
                 second: second.load(dtype, device),
             });
-            let own = cut(&value);
+            let slice = cut(&value);
             if slices.len() == 1 {
                 value = Tensor::empty([0, 0], device);
             }
-            let (new, moments) = config.update(at, own, cut(gradient) * clip, moments);
+            let (new, moments) = config.update(at, slice, cut(gradient) * clip, moments);
             value = if slices.len() == 1 { new } else { value.slice_assign([rows.clone(), 0..self.shape[1]], new) };
             after.push(self.store([moments.first, moments.second]));
         }
@@ -271,17 +265,17 @@ impl ParamState {
     pub fn master(&self) -> Result<Option<Vec<f32>>> {
         Ok(match &self.master {
             None => None,
-            Some((Master::Host(own), _)) => Some(own.to_f32()),
-            Some((Master::Device(own), _)) => Some(HostTensor::download(own.clone())?.to_f32()),
+            Some((Master::Host(master), _)) => Some(master.to_f32()),
+            Some((Master::Device(master), _)) => Some(HostTensor::download(master.clone())?.to_f32()),
         })
     }
 
     /// Weights that updates continue with.
     pub fn set_master(&mut self, values: Vec<f32>, device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
-        let own = HostTensor::from_values(values, self.shape);
+        let master = HostTensor::from_values(values, self.shape);
         match self.home {
-            Home::Host => self.master = Some(Master::new(own, accounts)),
-            Home::Device => self.keep_master(own.into_device(device), accounts)?,
+            Home::Host => self.master = Some(Master::new(master, accounts)),
+            Home::Device => self.keep_master(master.into_device(device), accounts)?,
         }
         Ok(())
     }
@@ -302,37 +296,29 @@ impl ParamState {
     pub fn moments(&self) -> Result<Option<[Vec<f32>; 2]>> {
         match &self.stored {
             None => Ok(None),
-            Some((Stored::Host(moments), _)) => {
-                let (first, second) = moments.to_f32();
-                Ok(Some([first, second]))
-            }
+            Some((Stored::Host(moments), _)) => Ok(Some(moments.to_f32())),
             Some((Stored::Device(slices), _)) => {
-                let mut all = [Vec::new(), Vec::new()];
+                let mut moments = [Vec::new(), Vec::new()];
                 for pair in slices {
-                    for (values, moment) in all.iter_mut().zip(pair) {
+                    for (values, moment) in moments.iter_mut().zip(pair) {
                         values.extend(moment.to_f32()?);
                     }
                 }
-                Ok(Some(all))
+                Ok(Some(moments))
             }
-        }
-    }
-
-    /// Moments on the device, or what follows from them.
-    pub fn moments_on_device(&self) -> Vec<Tensor<2>> {
-        match &self.stored {
-            Some((Stored::Device(slices), _)) => slices.iter().flatten().filter_map(DeviceMoment::on_device).collect(),
-            _ => Vec::new(),
         }
     }
 
     /// Moments and master on the device, or what follows from them.
     pub fn tensors_on_device(&self) -> Vec<Tensor<2>> {
-        let mut all = self.moments_on_device();
-        if let Some((Master::Device(own), _)) = &self.master {
-            all.push(own.clone());
+        let mut tensors = Vec::new();
+        if let Some((Stored::Device(slices), _)) = &self.stored {
+            tensors.extend(slices.iter().flatten().filter_map(DeviceMoment::on_device));
         }
-        all
+        if let Some((Master::Device(master), _)) = &self.master {
+            tensors.push(master.clone());
+        }
+        tensors
     }
 
     /// Drops the moments.
@@ -345,12 +331,12 @@ impl ParamState {
         self.master = None;
     }
 
-    /// Whether updates work on weights of their own.
+    /// True if updates work on weights of their own.
     pub fn has_master(&self) -> bool {
         self.master.is_some()
     }
 
-    /// Whether there are moments.
+    /// True if there are moments.
     pub fn is_fresh(&self) -> bool {
         self.stored.is_none()
     }
@@ -358,7 +344,7 @@ impl ParamState {
     /// Moments that were saved in f32.
     pub fn restore(&mut self, [first, second]: [Vec<f32>; 2], device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
         if self.home == Home::Host {
-            let moments = HostMoments::from_f32(self.kind, first, second);
+            let moments = HostMoments::from_f32(self.kind, [first, second]);
             let hold = accounts.hold(Category::Moments, Home::Host, moments.bytes());
             self.stored = Some((Stored::Host(moments), hold));
             return Ok(());
@@ -366,8 +352,8 @@ impl ParamState {
         let cols = self.shape[1];
         let slices = self.slices();
         let cut = |values: &[f32], rows: &Range<usize>, signed| {
-            let own = values[rows.start * cols..rows.end * cols].to_vec();
-            let data = TensorData::new(own, [rows.len(), cols]);
+            let elements = values[rows.start * cols..rows.end * cols].to_vec();
+            let data = TensorData::new(elements, [rows.len(), cols]);
             DeviceMoment::store(self.kind, Tensor::from_data(data, device), signed)
         };
         let slices = slices.iter().map(|rows| [cut(&first, rows, true), cut(&second, rows, false)]).collect();

@@ -10,14 +10,14 @@ pub(super) const FUNCTIONS: Functions = functions! {
     By: ground_truth length prompt question system_prompt;
 };
 
-/// A setting of the training rows, which has the default of all rows where it has no value of its own.
-fn of_rows<'a>(facts: &'a Facts, name: &str) -> Option<&'a str> {
+/// A setting of the training rows, or else of all rows.
+fn row_setting<'a>(facts: &'a Facts, name: &str) -> Option<&'a str> {
     ["data.train", "data.default", "data"].iter().find_map(|section| facts.text(&format!("{section}.{name}")))
 }
 
 fn length(source: &SourceKey) -> MappedKey {
     match (source.whole().filter(|n| *n > 0), prompt_length(source.facts)) {
-        (Some(own), Some(prompt)) if own == prompt => set("rollout.prompt_length", prompt),
+        (Some(length), Some(prompt)) if length == prompt => set("rollout.prompt_length", prompt),
         (Some(_), _) => not_needed("no less than max_total_sequence_length, which has the lengths of both"),
         _ => source.off_or_wrong("a number of tokens"),
     }
@@ -25,8 +25,8 @@ fn length(source: &SourceKey) -> MappedKey {
 
 /// The prompt of a row: its question, within the text of a prompt file. Braces there are those of a template here.
 fn messages(facts: &Facts) -> Result<MappedKey, String> {
-    let field = of_rows(facts, "input_key").unwrap_or("input");
-    let content = match of_rows(facts, "prompt_file") {
+    let field = row_setting(facts, "input_key").unwrap_or("input");
+    let content = match row_setting(facts, "prompt_file") {
         Some(file) => {
             let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {file}: {e}"))?;
             let content = with_question(&text, field);
@@ -37,25 +37,25 @@ fn messages(facts: &Facts) -> Result<MappedKey, String> {
     Ok(set("task.messages", json!([{"role": "user", "content": content}])))
 }
 
-/// A text of Python's `format` with a field in its one place; doubled braces are braces in both.
+/// A text of Python's `format` with a field in its only placeholder; doubled braces are literal braces in both.
 fn with_question(text: &str, field: &str) -> Option<String> {
-    let (mut whole, mut rest, mut places) = (String::new(), text, 0);
+    let (mut message, mut rest, mut placeholders) = (String::new(), text, 0);
     while let Some(at) = rest.find(['{', '}']) {
         let (before, brace) = rest.split_at(at);
-        whole.push_str(before);
+        message.push_str(before);
         let pair = brace.get(..2)?;
         match pair {
-            "{{" | "}}" => whole.push_str(pair),
+            "{{" | "}}" => message.push_str(pair),
             "{}" => {
-                places += 1;
-                whole.extend(["{", field, "}"]);
+                placeholders += 1;
+                message.extend(["{", field, "}"]);
             }
             _ => return None,
         }
         rest = &brace[2..];
     }
-    whole.push_str(rest);
-    (places == 1).then_some(whole)
+    message.push_str(rest);
+    (placeholders == 1).then_some(message)
 }
 
 fn prompt(source: &SourceKey) -> MappedKey {
@@ -70,7 +70,7 @@ fn question(source: &SourceKey) -> MappedKey {
 }
 
 fn system_prompt(source: &SourceKey) -> MappedKey {
-    let Some(file) = of_rows(source.facts, "system_prompt_file") else {
+    let Some(file) = row_setting(source.facts, "system_prompt_file") else {
         return not_needed("none, as here by default");
     };
     match std::fs::read_to_string(file) {
@@ -80,7 +80,7 @@ fn system_prompt(source: &SourceKey) -> MappedKey {
 }
 
 fn ground_truth(source: &SourceKey) -> MappedKey {
-    match of_rows(source.facts, "output_key") {
+    match row_setting(source.facts, "output_key") {
         Some(field) => set("task.answer_field", field),
         None => source.off_or_wrong("the name of a field"),
     }

@@ -1,4 +1,4 @@
-//! `NeMo RL`'s optimizers and schedules of policy and value model: Megatron's where `megatron_cfg.enabled`, else
+//! `NeMo RL`'s optimizers and schedules of policy and value model: Megatron's with `megatron_cfg.enabled`, or else
 //! `PyTorch`'s.
 
 use crate::common::given;
@@ -8,78 +8,79 @@ use serde_json::{Value, json};
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
     By: betas decay first_rate megatron_schedule torch_schedule;
-    To: own;
+    To: optimizer_key;
     Holds: is_megatron;
 };
 
 const IN_STYLE: &str = "it is in the schedule of lr_decay_style";
 
-/// The model that a key is of: `policy` or `value`.
+/// Model of a key: `policy` or `value`.
 fn model<'a>(source: &SourceKey<'a>) -> &'a str {
     source.key.split('.').next().unwrap_or_default()
 }
 
-/// The section of the model's optimizer here.
-fn ours(source: &SourceKey) -> &'static str {
+/// Firebrick's section of the model's optimizer.
+fn optimizer_section(source: &SourceKey) -> &'static str {
     if model(source) == "value" { "critic.optim" } else { "optim" }
 }
 
-/// A key of the model's.
-fn of<'a>(source: &SourceKey<'a>, name: &str) -> Option<&'a Value> {
+/// Value of a key of the model.
+fn model_key<'a>(source: &SourceKey<'a>, name: &str) -> Option<&'a Value> {
     source.facts.value(&format!("{}.{name}", model(source)))
 }
 
 fn number(source: &SourceKey, name: &str) -> Option<f64> {
-    of(source, name).and_then(crate::facts::number)
+    model_key(source, name).and_then(crate::facts::number)
 }
 
 pub(super) fn is_megatron(source: &SourceKey) -> bool {
     source.facts.is_on(&format!("{}.megatron_cfg.enabled", model(source)))
 }
 
-/// A key of the optimizer, under a name that may be its own.
-fn own(source: &SourceKey, name: &str) -> MappedKey {
+/// A key of the optimizer; an empty name keeps the key's.
+fn optimizer_key(source: &SourceKey, name: &str) -> MappedKey {
     let name = if name.is_empty() { source.name() } else { name };
-    given(source, &format!("{}.{name}", ours(source)))
+    given(source, &format!("{}.{name}", optimizer_section(source)))
 }
 
 fn betas(source: &SourceKey) -> MappedKey {
-    let beta = |key: &str, default: f64| source.beside(key).and_then(crate::facts::number).unwrap_or(default);
-    let key = format!("{}.betas", ours(source));
+    let beta = |key: &str, default: f64| source.sibling(key).and_then(crate::facts::number).unwrap_or(default);
+    let key = format!("{}.betas", optimizer_section(source));
     set(&key, json!([beta("adam_beta1", 0.9), beta("adam_beta2", 0.999)]))
 }
 
-/// A decay that changes over the run.
+/// Schedule of the weight decay.
 fn decay(source: &SourceKey) -> MappedKey {
-    let same = source.number().is_none_or(|own| number(source, "megatron_cfg.optimizer.weight_decay") == Some(own));
-    if same {
-        return not_needed("the decay is constant: optim.weight_decay");
+    match source.number() {
+        Some(decay) if number(source, "megatron_cfg.optimizer.weight_decay") != Some(decay) => {
+            cannot("the weight decay is constant: optim.weight_decay")
+        }
+        _ => not_needed("the decay is constant: optim.weight_decay"),
     }
-    cannot("the weight decay is constant: optim.weight_decay")
 }
 
-/// A warm-up to the rate, and what comes after it, as shares of the rate.
+/// A warm-up and a decay; rates are fractions of the full rate.
 struct Schedule {
     warmup: i64,
-    /// The first share.
+    /// First rate.
     first: f64,
-    /// `linear` or `cosine`, the steps that the fall takes (the rest of the run where nothing is said), the last share.
-    fall: Option<(&'static str, Option<i64>, f64)>,
+    /// Shape (`linear` or `cosine`), steps (`None`: the rest of the run) and last rate of the decay.
+    decay: Option<(&'static str, Option<i64>, f64)>,
 }
 
 impl Schedule {
-    /// The first share that the schedule starts from here.
-    fn first_here(&self) -> f64 {
-        match self.fall {
+    /// First rate of Firebrick's schedule.
+    fn converted_first(&self) -> f64 {
+        match self.decay {
             Some((_, Some(_), last)) => last,
             Some((_, None, _)) => 0.0,
             None => self.first,
         }
     }
 
-    fn settings(&self, ours: &str) -> MappedKey {
+    fn settings(&self, optimizer_section: &str) -> MappedKey {
         let kind = |name: &str| ("lr_scheduler_type", json!(name));
-        let mut all: Vec<(&str, Value)> = match self.fall {
+        let mut settings: Vec<(&str, Value)> = match self.decay {
             None if self.warmup <= 0 => return not_needed("constant, as here by default"),
             None if self.first <= 0.0 => vec![kind("constant_with_warmup")],
             None => {
@@ -102,46 +103,46 @@ impl Schedule {
             ],
         };
         if self.warmup > 0 {
-            all.push(("warmup_steps", json!(self.warmup)));
+            settings.push(("warmup_steps", json!(self.warmup)));
         }
-        set_all(all.into_iter().map(|(key, value)| (format!("{ours}.lr_scheduler.{key}"), value)))
+        set_all(settings.into_iter().map(|(key, value)| (format!("{optimizer_section}.lr_scheduler.{key}"), value)))
     }
 }
 
-/// Megatron's schedule, in iterations: a warm-up from `lr_warmup_init`, then a fall to `min_lr` by the
+/// Megatron's schedule, in iterations: a warm-up from `lr_warmup_init`, then a decay to `min_lr` by the
 /// last of `lr_decay_iters`.
-fn megatron(source: &SourceKey) -> Option<Schedule> {
+fn megatron_settings(source: &SourceKey) -> Option<Schedule> {
     let rate = number(source, "megatron_cfg.optimizer.lr")?;
-    let count = |key: &str| source.beside(key).and_then(crate::facts::whole);
-    let share = |key: &str| number(source, key).map_or(0.0, |own| own / rate);
+    let count = |key: &str| source.sibling(key).and_then(crate::facts::whole);
+    let rate_of = |key: &str| number(source, key).map_or(0.0, |value| value / rate);
     let warmup = count("lr_warmup_iters").unwrap_or(0);
-    let last = share("megatron_cfg.optimizer.min_lr");
-    let fall = |shape| Some((shape, count("lr_decay_iters").map(|all| all - warmup), last));
-    let fall = match source.beside("lr_decay_style")?.as_str()? {
+    let last = rate_of("megatron_cfg.optimizer.min_lr");
+    let decay = |shape| Some((shape, count("lr_decay_iters").map(|end| end - warmup), last));
+    let decay = match source.sibling("lr_decay_style")?.as_str()? {
         "constant" => None,
-        "linear" => fall("linear"),
-        "cosine" => fall("cosine"),
+        "linear" => decay("linear"),
+        "cosine" => decay("cosine"),
         _ => return None,
     };
-    Some(Schedule { warmup, first: share("megatron_cfg.scheduler.lr_warmup_init"), fall })
+    Some(Schedule { warmup, first: rate_of("megatron_cfg.scheduler.lr_warmup_init"), decay })
 }
 
 fn megatron_schedule(source: &SourceKey) -> MappedKey {
-    match megatron(source) {
-        Some(schedule) => schedule.settings(ours(source)),
+    match megatron_settings(source) {
+        Some(schedule) => schedule.settings(optimizer_section(source)),
         None => cannot("constant, linear and cosine are read: write it as optim.lr_scheduler"),
     }
 }
 
 fn first_rate(source: &SourceKey) -> MappedKey {
-    match megatron(source) {
+    match megatron_settings(source) {
         Some(schedule) if schedule.warmup > 0 => {
-            let here = schedule.first_here();
-            if (schedule.first - here).abs() <= 1e-9 {
+            let converted = schedule.converted_first();
+            if (schedule.first - converted).abs() <= 1e-9 {
                 return not_needed(IN_STYLE);
             }
             cannot(format!(
-                "the warm-up of this schedule starts from {here} of the rate, not from {}: a warm-up and a fall share \
+                "the warm-up of this schedule starts from {converted} of the rate, not from {}: a warm-up and a fall share \
                  optim.lr_scheduler.min_lr_ratio",
                 schedule.first
             ))
@@ -163,12 +164,12 @@ fn torch_schedule(source: &SourceKey) -> MappedKey {
              optim.lr_scheduler (docs/reference/configuration.md)",
         )
     };
-    torch(parts, rate).map_or_else(unread, |schedule| schedule.settings(ours(source)))
+    torch(parts, rate).map_or_else(unread, |schedule| schedule.settings(optimizer_section(source)))
 }
 
 fn torch(parts: &[Value], rate: f64) -> Option<Schedule> {
     let argument = |part: &Value, key: &str| crate::facts::number(&part["kwargs"][key]);
-    let mut schedule = Schedule { warmup: 0, first: 0.0, fall: None };
+    let mut schedule = Schedule { warmup: 0, first: 0.0, decay: None };
     let steps = |part: &Value, key: &str| argument(part, key).map(|steps| steps as i64);
     let milestones = parts.iter().find_map(|part| part["milestones"].as_array());
     for (at, part) in parts.iter().filter(|part| !part["name"].is_null()).enumerate() {
@@ -176,7 +177,7 @@ fn torch(parts: &[Value], rate: f64) -> Option<Schedule> {
             "LinearLR" if at == 0 && matches!(argument(part, "end_factor"), None | Some(1.0)) => {
                 let first = argument(part, "start_factor").unwrap_or(1.0 / 3.0);
                 let warmup = steps(part, "total_iters").unwrap_or(5);
-                let until = milestones.and_then(|own| own.first()?.as_i64());
+                let until = milestones.and_then(|milestones| milestones.first()?.as_i64());
                 if first < 1.0 && until.is_some_and(|until| until != warmup) {
                     return None;
                 }
@@ -188,7 +189,7 @@ fn torch(parts: &[Value], rate: f64) -> Option<Schedule> {
                 if schedule.warmup > 0 && (schedule.first - last).abs() > 1e-9 {
                     return None;
                 }
-                schedule.fall = Some(("cosine", steps(part, "T_max"), last));
+                schedule.decay = Some(("cosine", steps(part, "T_max"), last));
             }
             _ => return None,
         }

@@ -1,10 +1,10 @@
-//! What a program's names and expressions are, and the lines that made them.
+//! Values of a program's names and expressions, with the lines that made them.
 
 use ruff_python_ast::{StmtClassDef, StmtFunctionDef};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Arguments of calls that have no names there.
+/// Names of positional arguments.
 pub(super) const POSITIONAL: [(&str, [&str; 5]); 4] = [
     ("", ["output_dir", "", "", "", ""]),
     ("GRPOTrainer.", ["model", "reward_funcs", "args", "train_dataset", "eval_dataset"]),
@@ -12,8 +12,8 @@ pub(super) const POSITIONAL: [(&str, [&str; 5]); 4] = [
     ("PPOTrainer.", ["args", "processing_class", "model", "ref_model", "reward_model"]),
 ];
 
-/// Calls whose arguments are settings, and what their keys begin with.
-pub(super) const CALLS: [(&str, &str); 8] = [
+/// Calls with settings as arguments, and the prefixes of their keys.
+pub(super) const SETTING_CALLS: [(&str, &str); 8] = [
     ("GRPOConfig", ""),
     ("RLOOConfig", ""),
     ("PPOConfig", ""),
@@ -24,45 +24,45 @@ pub(super) const CALLS: [(&str, &str); 8] = [
     ("load_dataset", "load_dataset."),
 ];
 
-/// What an expression is.
+/// Kinds of values.
 #[derive(Clone, Debug)]
-pub(super) enum Thing<'a> {
+pub(super) enum PyKind<'a> {
     Value(Value),
-    /// Not known: as it is written.
+    /// Unknown: the source text.
     Written(String),
-    /// A configuration, whose keys begin with this.
+    /// A configuration, with the prefix of its keys.
     Object(String),
-    /// Attributes or entries: parsed arguments, a dataclass, a mapping with something in it that is no value.
-    Space(BTreeMap<String, Known<'a>>),
+    /// Attributes or entries: parsed arguments, a dataclass, a mapping with unknown entries.
+    Space(BTreeMap<String, PyValue<'a>>),
     Function(&'a StmtFunctionDef),
     Class(&'a StmtClassDef),
-    /// A list with something in it that is no value.
-    List(Vec<Known<'a>>),
-    /// A parser of `argparse`, by its number.
+    /// A list with unknown items.
+    List(Vec<PyValue<'a>>),
+    /// A parser of `argparse`, by its index.
     Parser(usize),
     /// A parser of these dataclasses.
-    Classes(Vec<Known<'a>>),
+    Classes(Vec<PyValue<'a>>),
 }
 
-/// A thing, and the lines that made it.
+/// A value, and the lines that made it.
 #[derive(Clone, Debug)]
-pub(super) struct Known<'a> {
-    pub thing: Thing<'a>,
+pub(super) struct PyValue<'a> {
+    pub kind: PyKind<'a>,
     pub lines: BTreeSet<(String, usize)>,
 }
 
-impl<'a> Known<'a> {
-    pub fn new(thing: Thing<'a>) -> Self {
-        Self { thing, lines: BTreeSet::new() }
+impl<'a> PyValue<'a> {
+    pub fn new(kind: PyKind<'a>) -> Self {
+        Self { kind, lines: BTreeSet::new() }
     }
 
-    pub fn of(value: impl Into<Value>) -> Self {
-        Self::new(Thing::Value(value.into()))
+    pub fn constant(value: impl Into<Value>) -> Self {
+        Self::new(PyKind::Value(value.into()))
     }
 
     pub fn value(&self) -> Option<&Value> {
-        match &self.thing {
-            Thing::Value(value) => Some(value),
+        match &self.kind {
+            PyKind::Value(value) => Some(value),
             _ => None,
         }
     }
@@ -71,61 +71,61 @@ impl<'a> Known<'a> {
         self.value()?.as_str()
     }
 
-    /// Whether Python takes it for true.
+    /// Python's truth value, if known.
     pub fn truth(&self) -> Option<bool> {
-        Some(match &self.thing {
-            Thing::Value(Value::Null) => false,
-            Thing::Value(Value::Bool(own)) => *own,
-            Thing::Value(Value::Number(own)) => own.as_f64() != Some(0.0),
-            Thing::Value(Value::String(own)) => !own.is_empty(),
-            Thing::Value(Value::Array(own)) => !own.is_empty(),
-            Thing::Value(Value::Object(own)) => !own.is_empty(),
-            Thing::List(own) => !own.is_empty(),
-            Thing::Written(_) => return None,
+        Some(match &self.kind {
+            PyKind::Value(Value::Null) => false,
+            PyKind::Value(Value::Bool(value)) => *value,
+            PyKind::Value(Value::Number(value)) => value.as_f64() != Some(0.0),
+            PyKind::Value(Value::String(value)) => !value.is_empty(),
+            PyKind::Value(Value::Array(value)) => !value.is_empty(),
+            PyKind::Value(Value::Object(value)) => !value.is_empty(),
+            PyKind::List(value) => !value.is_empty(),
+            PyKind::Written(_) => return None,
             _ => true,
         })
     }
 
-    /// A part of it that is a value.
+    /// An item or entry with this value.
     fn part(&self, value: &Value) -> Self {
-        Self { thing: Thing::Value(value.clone()), lines: self.lines.clone() }
+        Self { kind: PyKind::Value(value.clone()), lines: self.lines.clone() }
     }
 
     pub fn items(&self) -> Option<Vec<Self>> {
-        match &self.thing {
-            Thing::Value(Value::Array(own)) => Some(own.iter().map(|item| self.part(item)).collect()),
-            Thing::List(own) => Some(own.clone()),
+        match &self.kind {
+            PyKind::Value(Value::Array(items)) => Some(items.iter().map(|item| self.part(item)).collect()),
+            PyKind::List(items) => Some(items.clone()),
             _ => None,
         }
     }
 
-    /// A list: a value where all of its items are.
-    pub fn of_items(items: Vec<Self>) -> Self {
+    /// A list; a `Value` if all items are.
+    pub fn from_items(items: Vec<Self>) -> Self {
         let lines = items.iter().flat_map(|item| item.lines.clone()).collect();
         let values: Option<Vec<Value>> = items.iter().map(|item| item.value().cloned()).collect();
-        Self { thing: values.map_or_else(|| Thing::List(items), |values| Thing::Value(values.into())), lines }
+        Self { kind: values.map_or_else(|| PyKind::List(items), |values| PyKind::Value(values.into())), lines }
     }
 
     /// The entries of a mapping.
     pub fn fields(&self) -> Option<BTreeMap<String, Self>> {
-        match &self.thing {
-            Thing::Value(Value::Object(own)) => {
-                Some(own.iter().map(|(key, value)| (key.clone(), self.part(value))).collect())
+        match &self.kind {
+            PyKind::Value(Value::Object(map)) => {
+                Some(map.iter().map(|(key, value)| (key.clone(), self.part(value))).collect())
             }
-            Thing::Space(own) => Some(own.clone()),
+            PyKind::Space(map) => Some(map.clone()),
             _ => None,
         }
     }
 
-    /// A mapping: a value where all of its entries are.
-    pub fn of_fields(fields: BTreeMap<String, Self>) -> Self {
-        let lines = fields.values().flat_map(|own| own.lines.clone()).collect();
-        let values = fields.iter().map(|(key, own)| Some((key.clone(), own.value()?.clone())));
+    /// A mapping; a `Value` if all entries are.
+    pub fn from_fields(fields: BTreeMap<String, Self>) -> Self {
+        let lines = fields.values().flat_map(|field| field.lines.clone()).collect();
+        let values = fields.iter().map(|(key, field)| Some((key.clone(), field.value()?.clone())));
         let values: Option<Map<String, Value>> = values.collect();
-        Self { thing: values.map_or_else(|| Thing::Space(fields), |values| Thing::Value(values.into())), lines }
+        Self { kind: values.map_or_else(|| PyKind::Space(fields), |values| PyKind::Value(values.into())), lines }
     }
 
-    /// The parts of something that is taken apart.
+    /// Items of a list with `count` items; empty for others.
     pub fn parts(&self, count: usize) -> Vec<Self> {
         self.items().filter(|items| items.len() == count).unwrap_or_default()
     }

@@ -1,36 +1,38 @@
-//! Python programs: the arguments of TRL's configurations and trainers, and settings that are assigned.
+//! Python programs: the arguments of TRL's configurations and trainers, and assigned settings.
 //!
-//! Nothing is run. A program is followed as Python would run it without arguments: assignments, calls of its own
-//! functions, defaults of `argparse` and of dataclasses, branches whose conditions are certain; of others both outcomes.
+//! Nothing is run. The reader follows a program as Python would run it without arguments: assignments, calls of its
+//! functions, defaults of `argparse` and dataclasses, and branches; both outcomes of a condition that is not certain.
 
 mod calls;
 mod known;
 mod values;
 
-use super::entry::{Absent, Entry, EnvironmentLookup, Reading, SourceLocation};
-use super::error::ImportError;
-use super::ways::{Ways, Written, united};
-use known::{Known, Thing};
+use super::branches::{Branches, TracedEntry, merge_paths};
+use super::entry::{Entry, EnvironmentLookup, MissingFile, ParsedSource, SourceLocation};
+use super::error::{ImportError, ImportResult};
+use known::{PyKind, PyValue};
 use ruff_python_ast::token::TokenKind;
-use ruff_python_ast::{ExceptHandler, Expr, Stmt, StmtClassDef, StmtFor, StmtFunctionDef, StmtIf, StmtTry};
+use ruff_python_ast::{
+    ExceptHandler, Expr, ExprList, ExprTuple, Stmt, StmtClassDef, StmtFor, StmtFunctionDef, StmtIf, StmtTry,
+};
 use ruff_python_parser::{Mode, lexer};
 use ruff_text_size::Ranged;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Key of the class whose arguments they are: it decides between TRL's algorithms.
+/// Key of the configuration class, which decides between TRL's algorithms.
 pub(super) const CLASS: &str = "(class)";
 
 /// Deepest nesting of expressions and blocks.
-const DEEPEST: usize = 200;
+const MAX_NESTING: usize = 200;
 /// Deepest nesting of calls.
-const CALLS: usize = 16;
-/// Most turns of a loop.
-const TIMES: usize = 256;
-/// Most statements of all ways together.
-const STEPS: usize = 1_000_000;
+const MAX_CALL_DEPTH: usize = 16;
+/// Most iterations of a loop.
+const MAX_ITERATIONS: usize = 256;
+/// Most statements of all paths together.
+const MAX_STEPS: usize = 1_000_000;
 
-/// What comes next.
+/// Control flow after a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
     Next,
@@ -40,34 +42,34 @@ enum Flow {
     Exit,
 }
 
-/// A way through a program.
+/// A path through a program.
 struct Program<'a> {
     file: &'a str,
     text: &'a str,
-    /// Where lines begin.
+    /// Byte offsets of lines.
     starts: &'a [usize],
     environment: EnvironmentLookup<'a>,
-    ways: &'a mut Ways,
+    branches: &'a mut Branches,
     /// Names of the module, and of the function that runs.
-    names: Vec<BTreeMap<String, Known<'a>>>,
+    names: Vec<BTreeMap<String, PyValue<'a>>>,
     /// Options of `argparse` parsers.
-    parsers: Vec<Vec<(String, Known<'a>)>>,
+    parsers: Vec<Vec<(String, PyValue<'a>)>>,
     /// Functions that were called.
     called: BTreeSet<String>,
     flow: Flow,
-    returned: Option<Known<'a>>,
+    returned: Option<PyValue<'a>>,
     depth: usize,
     steps: usize,
     /// Lines of the configurations that were made.
     configs: Vec<usize>,
-    found: Vec<Written>,
-    assigned: Vec<Written>,
-    /// What may have any setting.
-    absent: Vec<Absent>,
+    entries: Vec<TracedEntry>,
+    assigned: Vec<TracedEntry>,
+    /// Objects that may hold any setting.
+    absent: Vec<MissingFile>,
 }
 
-/// What a program says.
-pub(super) fn read(file: &str, text: &str, environment: EnvironmentLookup) -> Result<Reading, ImportError> {
+/// Parses a program.
+pub(super) fn read(file: &str, text: &str, environment: EnvironmentLookup) -> ImportResult<ParsedSource> {
     let starts: Vec<usize> = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
     let line = |at: usize| starts.partition_point(|start| *start <= at);
     let Scan { deep, unclosed } = scan(text);
@@ -76,55 +78,46 @@ pub(super) fn read(file: &str, text: &str, environment: EnvironmentLookup) -> Re
     }
     let module = ruff_python_parser::parse_module(text).map_err(|error| {
         let detail = error.error.to_string();
-        let is_quote = ["quote", "unterminated"].iter().any(|own| detail.contains(own));
+        let is_quote = ["quote", "unterminated"].iter().any(|word| detail.contains(word));
+        let at = Some(line(error.location.start().to_usize()));
         match unclosed.filter(|_| !is_quote) {
             Some(unclosed) => ImportError::at(file, Some(unclosed), "a bracket that begins here is never closed"),
-            None if is_quote => {
-                let at = line(error.location.start().to_usize());
-                ImportError::at(file, Some(at), "a quote that begins here is never closed")
-            }
-            None => ImportError::at(
-                file,
-                Some(line(error.location.start().to_usize())),
-                format!("expected Python, found a mistake here: {detail}"),
-            ),
+            None if is_quote => ImportError::at(file, at, "a quote that begins here is never closed"),
+            None => ImportError::at(file, at, format!("expected Python, found a mistake here: {detail}")),
         }
     })?;
     let body = &module.syntax().body;
     let place = |stmt: &Stmt| SourceLocation { file: file.to_owned(), line: Some(line(stmt.start().to_usize())) };
     let definitions = body.iter().filter_map(|stmt| match stmt {
-        Stmt::FunctionDef(own) => Some((own.name.to_string(), place(stmt))),
-        Stmt::ClassDef(own) => Some((own.name.to_string(), place(stmt))),
+        Stmt::FunctionDef(definition) => Some((definition.name.to_string(), place(stmt))),
+        Stmt::ClassDef(definition) => Some((definition.name.to_string(), place(stmt))),
         _ => None,
     });
-    let mut reading = Reading { definitions: definitions.collect(), ..Reading::default() };
-    let (mut runs, mut assigned): (Vec<Vec<Written>>, Vec<Vec<Written>>) = (Vec::new(), Vec::new());
+    let mut reading = ParsedSource { definitions: definitions.collect(), ..ParsedSource::default() };
+    let (mut runs, mut assigned): (Vec<Vec<TracedEntry>>, Vec<Vec<TracedEntry>>) = (Vec::new(), Vec::new());
     let (mut steps, mut second) = (0, None);
-    Ways::follow(file, |ways| {
-        let mut program = Program::new(file, text, &starts, environment, ways, steps);
+    Branches::explore(file, |branches| {
+        let mut program = Program::new(file, text, &starts, environment, branches, steps);
         program.block(body)?;
-        program.uncalled(body)?;
+        program.follow_uncalled(body)?;
         steps = program.steps;
-        reading.join(Reading { absent: program.absent, ..Reading::default() });
+        reading.merge(ParsedSource { absent: program.absent, ..ParsedSource::default() });
         second = second.or_else(|| match program.configs[..] {
             [first, second, ..] => Some((first, second)),
             _ => None,
         });
-        for (into, own) in [(&mut runs, program.found), (&mut assigned, program.assigned)] {
-            if !own.is_empty() && !into.contains(&own) {
-                into.push(own);
+        for (into, run) in [(&mut runs, program.entries), (&mut assigned, program.assigned)] {
+            if !run.is_empty() && !into.contains(&run) {
+                into.push(run);
             }
         }
         Ok(())
     })?;
     if let Some((first, second)) = second {
-        return Err(ImportError::at(
-            file,
-            Some(second),
-            format!(
-                "a second configuration is made here, and the first in line {first}; a run has one: keep the one to import"
-            ),
-        ));
+        let detail = format!(
+            "a second configuration is made here, and the first in line {first}; a run has one: keep the one to import"
+        );
+        return Err(ImportError::at(file, Some(second), detail));
     }
     if runs.iter().flatten().all(|(entry, _)| entry.key.starts_with("load_dataset")) {
         runs = assigned;
@@ -133,18 +126,18 @@ pub(super) fn read(file: &str, text: &str, environment: EnvironmentLookup) -> Re
         let detail = "no settings found: expected a call such as GRPOConfig(…) with keyword arguments";
         return Err(ImportError::at(file, None, detail));
     }
-    // a way without a configuration is none of a run
-    let has_config = |run: &[Written]| run.iter().any(|(entry, _)| entry.key == CLASS);
+    // a path without a configuration starts no run
+    let has_config = |run: &[TracedEntry]| run.iter().any(|(entry, _)| entry.key == CLASS);
     if runs.iter().any(|run| has_config(run)) {
         runs.retain(|run| has_config(run));
     }
-    Ok(Reading { entries: united(&runs), ..reading })
+    Ok(ParsedSource { entries: merge_paths(&runs), ..reading })
 }
 
-/// What a parser's own stack does not bear, and what its message would not name.
+/// Checks before parsing: nesting beyond the parser's stack, and unclosed brackets.
 #[derive(Default)]
 struct Scan {
-    /// A line whose brackets, blocks and signs are nested too deeply.
+    /// The first line with too deeply nested brackets, blocks and operators.
     deep: Option<usize>,
     /// The line of a bracket that is never closed.
     unclosed: Option<usize>,
@@ -152,7 +145,7 @@ struct Scan {
 
 fn scan(text: &str) -> Scan {
     let mut lexer = lexer::lex(text, Mode::Module);
-    // signs since the last comma, in each bracket that is open, and the bracket's line
+    // operators since the last comma in each open bracket, and the bracket's line
     let mut open = vec![(0_usize, 1_usize)];
     let (mut line, mut blocks, mut unclosed) = (1, 0_usize, None);
     loop {
@@ -176,7 +169,7 @@ fn scan(text: &str) -> Scan {
             TokenKind::Dedent => blocks = blocks.saturating_sub(1),
             kind => open[top].0 += usize::from(kind.is_operator() || kind.is_keyword()),
         }
-        if blocks + open.iter().map(|(signs, _)| signs).sum::<usize>() > DEEPEST {
+        if blocks + open.iter().map(|(signs, _)| signs).sum::<usize>() > MAX_NESTING {
             return Scan { deep: Some(line), unclosed: None };
         }
     }
@@ -188,7 +181,7 @@ impl<'a> Program<'a> {
         text: &'a str,
         starts: &'a [usize],
         environment: EnvironmentLookup<'a>,
-        ways: &'a mut Ways,
+        branches: &'a mut Branches,
         steps: usize,
     ) -> Self {
         Self {
@@ -196,7 +189,7 @@ impl<'a> Program<'a> {
             text,
             starts,
             environment,
-            ways,
+            branches,
             names: vec![BTreeMap::new()],
             parsers: Vec::new(),
             called: BTreeSet::new(),
@@ -205,7 +198,7 @@ impl<'a> Program<'a> {
             depth: 0,
             steps,
             configs: Vec::new(),
-            found: Vec::new(),
+            entries: Vec::new(),
             assigned: Vec::new(),
             absent: Vec::new(),
         }
@@ -216,11 +209,7 @@ impl<'a> Program<'a> {
         self.starts.partition_point(|start| *start <= at)
     }
 
-    fn choose(&mut self, question: &str) -> bool {
-        self.ways.choose(question)
-    }
-
-    /// A node as it is written, on one line.
+    /// Source text of a node, on one line.
     fn written(&self, node: &impl Ranged) -> String {
         let text = &self.text[node.start().to_usize()..node.end().to_usize()];
         text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -230,26 +219,26 @@ impl<'a> Program<'a> {
         SourceLocation { file: self.file.to_owned(), line: Some(line) }
     }
 
-    fn bind(&mut self, name: &str, mut known: Known<'a>, line: usize) {
+    fn bind(&mut self, name: &str, mut known: PyValue<'a>, line: usize) {
         known.lines.insert((self.file.to_owned(), line));
         if let Some(names) = self.names.last_mut() {
             names.insert(name.to_owned(), known);
         }
     }
 
-    /// What a name stands for.
-    fn owner(&mut self, expr: &Expr) -> Option<&mut Known<'a>> {
+    /// The variable of a name.
+    fn variable(&mut self, expr: &Expr) -> Option<&mut PyValue<'a>> {
         let name = expr.as_name_expr()?.id.as_str();
         self.names.iter_mut().rev().find_map(|names| names.get_mut(name))
     }
 
-    fn block(&mut self, body: &'a [Stmt]) -> Result<(), ImportError> {
+    fn block(&mut self, body: &'a [Stmt]) -> ImportResult {
         for stmt in body {
             if self.flow != Flow::Next {
                 break;
             }
             self.steps += 1;
-            if self.steps > STEPS {
+            if self.steps > MAX_STEPS {
                 let detail = "it does too much to be followed; does a loop end?";
                 return Err(ImportError::at(self.file, Some(self.line(stmt)), detail));
             }
@@ -258,55 +247,56 @@ impl<'a> Program<'a> {
         Ok(())
     }
 
-    fn statement(&mut self, stmt: &'a Stmt) -> Result<(), ImportError> {
-        match stmt {
-            Stmt::FunctionDef(own) => self.bind(&own.name, Known::new(Thing::Function(own)), self.line(stmt)),
-            Stmt::ClassDef(own) => self.bind(&own.name, Known::new(Thing::Class(own)), self.line(stmt)),
-            Stmt::Assign(own) => {
-                let value = self.value(&own.value)?;
-                for target in &own.targets {
-                    self.assign(target, value.clone(), &own.value)?;
+    fn statement(&mut self, statement: &'a Stmt) -> ImportResult {
+        let line = self.line(statement);
+        match statement {
+            Stmt::FunctionDef(stmt) => self.bind(&stmt.name, PyValue::new(PyKind::Function(stmt)), line),
+            Stmt::ClassDef(stmt) => self.bind(&stmt.name, PyValue::new(PyKind::Class(stmt)), line),
+            Stmt::Assign(stmt) => {
+                let value = self.value(&stmt.value)?;
+                for target in &stmt.targets {
+                    self.assign(target, value.clone(), &stmt.value)?;
                 }
             }
-            Stmt::AnnAssign(own) => {
-                if let Some(value) = &own.value {
+            Stmt::AnnAssign(stmt) => {
+                if let Some(value) = &stmt.value {
                     let known = self.value(value)?;
-                    self.assign(&own.target, known, value)?;
+                    self.assign(&stmt.target, known, value)?;
                 }
             }
-            Stmt::AugAssign(own) => {
-                let (before, by) = (self.value(&own.target)?, self.value(&own.value)?);
-                let after = self.operate(own.op, before, by, stmt);
-                self.assign(&own.target, after, &own.value)?;
+            Stmt::AugAssign(stmt) => {
+                let (before, by) = (self.value(&stmt.target)?, self.value(&stmt.value)?);
+                let after = self.operate(stmt.op, before, by, statement);
+                self.assign(&stmt.target, after, &stmt.value)?;
             }
-            Stmt::Expr(own) => drop(self.value(&own.value)?),
-            Stmt::If(own) => self.if_statement(own)?,
-            Stmt::For(own) => self.for_statement(own)?,
-            Stmt::While(own) => {
-                let test = self.value(&own.test)?;
+            Stmt::Expr(stmt) => drop(self.value(&stmt.value)?),
+            Stmt::If(stmt) => self.if_statement(stmt)?,
+            Stmt::For(stmt) => self.for_statement(stmt)?,
+            Stmt::While(stmt) => {
+                let test = self.value(&stmt.test)?;
                 if test.truth() != Some(false) {
-                    self.turn(&own.body)?;
+                    self.iteration(&stmt.body)?;
                 }
             }
-            Stmt::With(own) => {
-                for item in &own.items {
+            Stmt::With(stmt) => {
+                for item in &stmt.items {
                     let known = self.value(&item.context_expr)?;
                     if let Some(target) = &item.optional_vars {
                         self.assign(target, known, &item.context_expr)?;
                     }
                 }
-                self.block(&own.body)?;
+                self.block(&stmt.body)?;
             }
-            Stmt::Try(own) => self.try_statement(own)?,
-            Stmt::Match(own) => {
-                for case in &own.cases {
-                    if self.choose(&format!("case {}", self.line(case))) {
+            Stmt::Try(stmt) => self.try_statement(stmt)?,
+            Stmt::Match(stmt) => {
+                for case in &stmt.cases {
+                    if self.branches.choose(&format!("case {}", self.line(case))) {
                         return self.block(&case.body);
                     }
                 }
             }
-            Stmt::Return(own) => {
-                self.returned = own.value.as_ref().map(|value| self.value(value)).transpose()?;
+            Stmt::Return(stmt) => {
+                self.returned = stmt.value.as_ref().map(|value| self.value(value)).transpose()?;
                 self.flow = Flow::Return;
             }
             Stmt::Raise(_) => self.flow = Flow::Exit,
@@ -317,77 +307,72 @@ impl<'a> Program<'a> {
         Ok(())
     }
 
-    fn assign(&mut self, target: &'a Expr, known: Known<'a>, value: &'a Expr) -> Result<(), ImportError> {
-        let line = self.line(target);
-        match target {
-            Expr::Name(own) => self.bind(&own.id, known.clone(), line),
-            Expr::Tuple(_) | Expr::List(_) => {
-                let targets = match target {
-                    Expr::Tuple(own) => &own.elts,
-                    Expr::List(own) => &own.elts,
-                    _ => return Ok(()),
-                };
+    fn assign(&mut self, to: &'a Expr, known: PyValue<'a>, value: &'a Expr) -> ImportResult {
+        let line = self.line(to);
+        match to {
+            Expr::Name(target) => self.bind(&target.id, known.clone(), line),
+            Expr::Tuple(ExprTuple { elts: targets, .. }) | Expr::List(ExprList { elts: targets, .. }) => {
                 let parts = known.parts(targets.len());
                 for (at, target) in targets.iter().enumerate() {
                     let part =
-                        parts.get(at).cloned().unwrap_or_else(|| Known::new(Thing::Written(self.written(target))));
+                        parts.get(at).cloned().unwrap_or_else(|| PyValue::new(PyKind::Written(self.written(target))));
                     self.assign(target, part, value)?;
                 }
                 return Ok(());
             }
-            Expr::Attribute(own) => {
-                let object = self.value(&own.value)?;
-                if let Thing::Object(prefix) = &object.thing {
-                    self.setting(&format!("{prefix}{}", own.attr), known, value, line);
+            Expr::Attribute(target) => {
+                let object = self.value(&target.value)?;
+                if let PyKind::Object(prefix) = &object.kind {
+                    self.setting(&format!("{prefix}{}", target.attr), known, value, line);
                     return Ok(());
                 }
-                if let (Thing::Space(mut space), Some(owner)) = (object.thing, self.owner(&own.value)) {
-                    space.insert(own.attr.to_string(), known);
-                    owner.thing = Thing::Space(space);
+                if let (PyKind::Space(mut fields), Some(owner)) = (object.kind, self.variable(&target.value)) {
+                    fields.insert(target.attr.to_string(), known);
+                    owner.kind = PyKind::Space(fields);
                     return Ok(());
                 }
             }
-            Expr::Subscript(own) => {
-                let (key, written) = (self.value(&own.slice)?, self.written(&*own.value));
-                if let Some(owner) = self.owner(&own.value) {
-                    *owner = match (key.thing, owner.fields()) {
-                        (Thing::Value(Value::String(key)), Some(mut fields)) => {
+            Expr::Subscript(target) => {
+                let (key, written) = (self.value(&target.slice)?, self.written(&*target.value));
+                if let Some(owner) = self.variable(&target.value) {
+                    *owner = match (key.kind, owner.fields()) {
+                        (PyKind::Value(Value::String(key)), Some(mut fields)) => {
                             fields.insert(key, known);
-                            Known::of_fields(fields)
+                            PyValue::from_fields(fields)
                         }
-                        _ => Known::new(Thing::Written(written)),
+                        _ => PyValue::new(PyKind::Written(written)),
                     };
                 }
                 return Ok(());
             }
             _ => return Ok(()),
         }
-        let written = self.written(target);
+        let written = self.written(to);
         let lines = known.lines.clone();
-        let entry = Entry::new(written, self.given(&known, value, false), &self.place(line));
+        let entry = Entry::new(written, self.source_value(&known, value, false), &self.place(line));
         self.assigned.push((entry, lines));
         Ok(())
     }
 
-    /// Runs a branch. One that ends the program before a configuration is made is no branch that a run takes.
-    fn branch(&mut self, body: &'a [Stmt]) -> Result<bool, ImportError> {
-        let (names, found) = (self.names.clone(), self.found.len());
+    /// Follows a branch. Discards it, and returns false, if it ends the program before it makes a configuration.
+    fn branch(&mut self, body: &'a [Stmt]) -> ImportResult<bool> {
+        let (names, settings) = (self.names.clone(), self.entries.len());
         self.block(body)?;
-        let leaves = self.flow == Flow::Exit && self.found.len() == found;
-        if leaves {
+        let exits = self.flow == Flow::Exit && self.entries.len() == settings;
+        if exits {
             (self.names, self.flow) = (names, Flow::Next);
         }
-        Ok(!leaves)
+        Ok(!exits)
     }
 
-    fn if_statement(&mut self, own: &'a StmtIf) -> Result<(), ImportError> {
-        let elses = own.elif_else_clauses.iter().map(|arm| (arm.test.as_ref(), &arm.body));
-        for (test, body) in std::iter::once((Some(&*own.test), &own.body)).chain(elses) {
+    fn if_statement(&mut self, statement: &'a StmtIf) -> ImportResult {
+        let elses = statement.elif_else_clauses.iter().map(|arm| (arm.test.as_ref(), &arm.body));
+        for (test, body) in std::iter::once((Some(&*statement.test), &statement.body)).chain(elses) {
             let holds = match test {
                 None => true,
                 Some(test) => match self.value(test)?.truth() {
                     Some(holds) => holds,
-                    None => self.choose(&self.written(test)),
+                    None => self.branches.choose(&self.written(test)),
                 },
             };
             if holds && self.branch(body)? {
@@ -397,32 +382,31 @@ impl<'a> Program<'a> {
         Ok(())
     }
 
-    fn for_statement(&mut self, own: &'a StmtFor) -> Result<(), ImportError> {
-        let line = self.line(own);
-        let unknown = Known::new(Thing::Written(self.written(&*own.target)));
-        let items = match self.value(&own.iter)?.items() {
-            Some(items) if items.len() <= TIMES => items,
+    fn for_statement(&mut self, statement: &'a StmtFor) -> ImportResult {
+        let line = self.line(statement);
+        let unknown = PyValue::new(PyKind::Written(self.written(&*statement.target)));
+        let items = match self.value(&statement.iter)?.items() {
+            Some(items) if items.len() <= MAX_ITERATIONS => items,
             _ => vec![unknown],
         };
-        // of a loop that makes configurations a run is one turn
-        let body = self.written(own);
-        let makes = known::CALLS.iter().any(|(call, _)| body.contains(&format!("{call}(")));
+        // a loop over configurations makes one run per iteration
+        let makes = self.calls_settings(statement);
         let last = items.len().saturating_sub(1);
         for (at, mut item) in items.into_iter().enumerate() {
-            if makes && at < last && !self.choose(&format!("turn {at} of line {line}")) {
+            if makes && at < last && !self.branches.choose(&format!("turn {at} of line {line}")) {
                 continue;
             }
             item.lines.insert((self.file.to_owned(), line));
-            self.assign(&own.target, item, &own.iter)?;
-            if !self.turn(&own.body)? || makes {
+            self.assign(&statement.target, item, &statement.iter)?;
+            if !self.iteration(&statement.body)? || makes {
                 break;
             }
         }
         Ok(())
     }
 
-    /// One turn of a loop; whether others follow.
-    fn turn(&mut self, body: &'a [Stmt]) -> Result<bool, ImportError> {
+    /// Follows one iteration of a loop; returns true if others follow.
+    fn iteration(&mut self, body: &'a [Stmt]) -> ImportResult<bool> {
         self.block(body)?;
         let follows = matches!(self.flow, Flow::Next | Flow::Continue);
         if matches!(self.flow, Flow::Continue | Flow::Break) {
@@ -431,49 +415,52 @@ impl<'a> Program<'a> {
         Ok(follows)
     }
 
-    fn try_statement(&mut self, own: &'a StmtTry) -> Result<(), ImportError> {
-        let handlers = own.handlers.iter().filter_map(ExceptHandler::as_except_handler);
+    fn try_statement(&mut self, statement: &'a StmtTry) -> ImportResult {
+        let handlers = statement.handlers.iter().filter_map(ExceptHandler::as_except_handler);
         let sets =
             |stmt: &Stmt| matches!(stmt, Stmt::Assign(_) | Stmt::AnnAssign(_) | Stmt::AugAssign(_) | Stmt::If(_));
         let handler = handlers.clone().find(|handler| handler.body.iter().any(sets));
         match handler {
-            Some(handler) if !self.choose(&format!("try {}", self.line(own))) => {
+            Some(handler) if !self.branches.choose(&format!("try {}", self.line(statement))) => {
                 self.branch(&handler.body)?;
             }
             _ => {
-                self.branch(&own.body)?;
-                self.block(&own.orelse)?;
+                self.branch(&statement.body)?;
+                self.block(&statement.orelse)?;
             }
         }
-        self.block(&own.finalbody)
+        self.block(&statement.finalbody)
     }
 
-    /// Runs functions that make a configuration and that nothing here calls, such as those of a command line's library.
-    fn uncalled(&mut self, body: &'a [Stmt]) -> Result<(), ImportError> {
+    /// Follows functions that make a configuration and are never called, such as those of a command line library.
+    fn follow_uncalled(&mut self, body: &'a [Stmt]) -> ImportResult {
         self.flow = Flow::Next;
         let functions = body.iter().filter_map(Stmt::as_function_def_stmt);
-        let makes = |own: &StmtFunctionDef| {
-            known::CALLS.iter().any(|(call, _)| self.written(own).contains(&format!("{call}(")))
-        };
-        let functions: Vec<&StmtFunctionDef> = functions.filter(|own| makes(own)).collect();
-        for own in functions {
-            if !self.called.contains(own.name.as_str()) {
-                self.call(own, Vec::new(), BTreeMap::new())?;
+        let makes_config = |function: &&StmtFunctionDef| self.calls_settings(*function);
+        let functions: Vec<&StmtFunctionDef> = functions.filter(makes_config).collect();
+        for function in functions {
+            if !self.called.contains(function.name.as_str()) {
+                self.call(function, Vec::new(), BTreeMap::new())?;
             }
         }
         Ok(())
     }
+
+    /// Returns true if a node contains a call that makes settings.
+    fn calls_settings(&self, node: &impl Ranged) -> bool {
+        let body = self.written(node);
+        known::SETTING_CALLS.iter().any(|(call, _)| body.contains(&format!("{call}(")))
+    }
 }
 
 /// The fields of a dataclass with their defaults.
-fn fields(class: &StmtClassDef) -> impl Iterator<Item = (&str, &Expr, usize)> {
-    class.body.iter().filter_map(|stmt| match stmt {
-        Stmt::AnnAssign(own) => {
-            Some((own.target.as_name_expr()?.id.as_str(), own.value.as_deref()?, own.start().to_usize()))
-        }
-        Stmt::Assign(own) => {
-            Some((own.targets.first()?.as_name_expr()?.id.as_str(), &*own.value, own.start().to_usize()))
-        }
-        _ => None,
+fn class_fields(class: &StmtClassDef) -> impl Iterator<Item = (&str, &Expr, usize)> {
+    class.body.iter().filter_map(|stmt| {
+        let (target, value) = match stmt {
+            Stmt::AnnAssign(field) => (&*field.target, field.value.as_deref()?),
+            Stmt::Assign(field) => (field.targets.first()?, &*field.value),
+            _ => return None,
+        };
+        Some((target.as_name_expr()?.id.as_str(), value, stmt.start().to_usize()))
     })
 }

@@ -1,13 +1,13 @@
-//! A command that has settings.
+//! A command with settings.
 
 use super::value::{Place, Text};
 
-/// How settings are given.
+/// Syntax of a command's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Form {
-    /// Not at all: a script that is not among the files.
+    /// None: a script that is not among the files.
     Script,
-    /// Those of the launcher alone.
+    /// Only a launcher's options.
     Devices,
     /// `--key value`.
     Flags,
@@ -18,10 +18,10 @@ pub(super) enum Form {
 /// A command with settings.
 #[derive(Clone, Debug)]
 pub(super) struct Launch {
-    /// Where it stands, after where the functions around it were called.
+    /// Its place, after the call sites of the enclosing functions.
     pub at: Vec<Place>,
     pub form: Form,
-    /// Whether it is nothing but settings.
+    /// True if it consists of settings only.
     pub is_line: bool,
     pub launcher: Vec<Text>,
     pub arguments: Vec<Text>,

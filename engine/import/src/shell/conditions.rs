@@ -1,8 +1,8 @@
-//! What tests and arithmetic come to, as far as that is certain.
+//! Results of tests and arithmetic, as far as they are certain.
 
 use super::Shell;
 use super::value::{Mode, Place, Text, number};
-use crate::error::ImportError;
+use crate::error::ImportResult;
 use brush_parser::ast::{
     ArithmeticExpr, ArithmeticTarget, BinaryOperator, BinaryPredicate, ExtendedTestExpr, TestExpr,
     UnaryAssignmentOperator, UnaryOperator, UnaryPredicate,
@@ -13,17 +13,17 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Longest arithmetic expression, in bytes.
-const LONGEST: usize = 1024;
+const MAX_EXPRESSION_BYTES: usize = 1024;
 
 impl Shell<'_> {
-    /// A string in which unset variables are empty; nothing where more is unknown.
+    /// A string with empty text for unset variables; `None` if more is unknown.
     pub(super) fn without_unset(&mut self, text: &Text) -> Option<String> {
-        let mut whole = String::new();
+        let mut resolved = String::new();
         for c in text.text.chars() {
             match number(c) {
-                None => whole.push(c),
+                None => resolved.push(c),
                 Some(at) => {
-                    let unknown = self.unknowns.get(at).filter(|own| own.is_unset)?;
+                    let unknown = self.unknowns.get(at).filter(|unknown| unknown.is_unset)?;
                     let name = unknown.written.trim_matches(['$', '{', '}']).to_owned();
                     if !name.chars().all(|c| c.is_ascii_digit() || "@*#".contains(c)) {
                         self.note(format!("a condition depends on {name}, which is unset here"));
@@ -31,11 +31,11 @@ impl Shell<'_> {
                 }
             }
         }
-        Some(whole)
+        Some(resolved)
     }
 
     /// `[ … ]`.
-    pub(super) fn test(&mut self, words: &[Text]) -> Result<Option<bool>, ImportError> {
+    pub(super) fn test(&mut self, words: &[Text]) -> ImportResult<Option<bool>> {
         let words: Vec<String> = words.iter().map(|word| word.text.clone()).collect();
         match test_command::parse(&words) {
             Ok(expression) => self.test_expression(&expression),
@@ -43,45 +43,45 @@ impl Shell<'_> {
         }
     }
 
-    fn test_expression(&mut self, expression: &TestExpr) -> Result<Option<bool>, ImportError> {
+    fn test_expression(&mut self, expression: &TestExpr) -> ImportResult<Option<bool>> {
         Ok(match expression {
             TestExpr::False => Some(false),
             TestExpr::Literal(text) => self.unary(&UnaryPredicate::StringHasNonZeroLength, &Text::new(text)),
             TestExpr::And(a, b) => and(self.test_expression(a)?, self.test_expression(b)?),
             TestExpr::Or(a, b) => or(self.test_expression(a)?, self.test_expression(b)?),
-            TestExpr::Not(own) => self.test_expression(own)?.map(|own| !own),
-            TestExpr::Parenthesized(own) => self.test_expression(own)?,
+            TestExpr::Not(inner) => self.test_expression(inner)?.map(|result| !result),
+            TestExpr::Parenthesized(inner) => self.test_expression(inner)?,
             TestExpr::UnaryTest(predicate, text) => self.unary(predicate, &Text::new(text)),
             TestExpr::BinaryTest(predicate, a, b) => self.binary(predicate, &Text::new(a), &Text::new(b), None)?,
         })
     }
 
-    /// `[[ … ]]`; `asked` becomes what was asked.
+    /// Evaluates `[[ … ]]` and appends its text to `question`.
     pub(super) fn extended(
         &mut self,
         expression: &ExtendedTestExpr,
-        asked: &mut String,
-    ) -> Result<Option<bool>, ImportError> {
+        question: &mut String,
+    ) -> ImportResult<Option<bool>> {
         use ExtendedTestExpr as E;
         Ok(match expression {
-            E::And(a, b) => match self.extended(a, asked)? {
+            E::And(a, b) => match self.extended(a, question)? {
                 Some(false) => Some(false),
-                first => and(first, self.extended(b, asked)?),
+                first => and(first, self.extended(b, question)?),
             },
-            E::Or(a, b) => match self.extended(a, asked)? {
+            E::Or(a, b) => match self.extended(a, question)? {
                 Some(true) => Some(true),
-                first => or(first, self.extended(b, asked)?),
+                first => or(first, self.extended(b, question)?),
             },
-            E::Not(own) => self.extended(own, asked)?.map(|own| !own),
-            E::Parenthesized(own) => self.extended(own, asked)?,
+            E::Not(inner) => self.extended(inner, question)?.map(|result| !result),
+            E::Parenthesized(inner) => self.extended(inner, question)?,
             E::UnaryTest(predicate, word) => {
                 let text = self.text(&word.value, Mode::Value)?;
-                _ = write!(asked, " {predicate} {}", text.text);
+                _ = write!(question, " {predicate} {}", text.text);
                 self.unary(predicate, &text)
             }
             E::BinaryTest(predicate, a, b) => {
                 let (left, right) = (self.text(&a.value, Mode::Value)?, self.text(&b.value, Mode::Value)?);
-                _ = write!(asked, " {} {predicate} {}", left.text, right.text);
+                _ = write!(question, " {} {predicate} {}", left.text, right.text);
                 self.binary(predicate, &left, &right, Some(&b.value))?
             }
         })
@@ -89,8 +89,8 @@ impl Shell<'_> {
 
     fn unary(&mut self, predicate: &UnaryPredicate, text: &Text) -> Option<bool> {
         match predicate {
-            UnaryPredicate::StringHasZeroLength => self.emptiness(text),
-            UnaryPredicate::StringHasNonZeroLength => self.emptiness(text).map(|own| !own),
+            UnaryPredicate::StringHasZeroLength => self.is_empty(text),
+            UnaryPredicate::StringHasNonZeroLength => self.is_empty(text).map(|empty| !empty),
             UnaryPredicate::ShellVariableIsSetAndAssigned => {
                 let name = self.without_unset(text);
                 name.map(|name| self.variable(&name).is_some())
@@ -99,8 +99,8 @@ impl Shell<'_> {
         }
     }
 
-    fn emptiness(&mut self, text: &Text) -> Option<bool> {
-        // what is known of a string may be enough
+    fn is_empty(&mut self, text: &Text) -> Option<bool> {
+        // the known part of a string may be enough
         let is_filled = text.text.chars().any(|c| number(c).is_none());
         if is_filled { Some(false) } else { self.without_unset(text).map(|text| text.is_empty()) }
     }
@@ -111,7 +111,7 @@ impl Shell<'_> {
         left: &Text,
         right: &Text,
         pattern: Option<&str>,
-    ) -> Result<Option<bool>, ImportError> {
+    ) -> ImportResult<Option<bool>> {
         use BinaryPredicate as B;
         let (Some(a), Some(b)) = (self.without_unset(left), self.without_unset(right)) else {
             return Ok(None);
@@ -141,11 +141,12 @@ impl Shell<'_> {
         Ok(decided)
     }
 
-    /// The value of an arithmetic expression as a string, where it is known.
-    pub(super) fn arithmetic(&mut self, raw: &str) -> Result<Option<Text>, ImportError> {
+    /// The value of an arithmetic expression as a string, if known.
+    pub(super) fn arithmetic(&mut self, raw: &str) -> ImportResult<Option<Text>> {
         let text = self.text(&format!("\"{}\"", raw.replace('"', "")), Mode::Value)?;
-        if text.text.len() > LONGEST {
-            return Err(self.error(format!("an expression of more than {LONGEST} characters is nested too deeply")));
+        if text.text.len() > MAX_EXPRESSION_BYTES {
+            return Err(self
+                .error(format!("an expression of more than {MAX_EXPRESSION_BYTES} characters is nested too deeply")));
         }
         let mut lines = text.lines.clone();
         let value = match arithmetic::parse(text.text.trim()) {
@@ -155,36 +156,32 @@ impl Shell<'_> {
         Ok(value.map(|value| Text { text: value.to_string(), lines }))
     }
 
-    pub(super) fn whole(&mut self, raw: &str) -> Result<Option<i64>, ImportError> {
-        Ok(self.arithmetic(raw)?.and_then(|own| own.text.parse().ok()))
+    pub(super) fn integer(&mut self, raw: &str) -> ImportResult<Option<i64>> {
+        Ok(self.arithmetic(raw)?.and_then(|text| text.text.parse().ok()))
     }
 
-    pub(super) fn optional(&mut self, raw: Option<&String>) -> Result<Option<i64>, ImportError> {
-        raw.map_or(Ok(None), |raw| self.whole(raw))
+    pub(super) fn optional_integer(&mut self, raw: Option<&String>) -> ImportResult<Option<i64>> {
+        raw.map_or(Ok(None), |raw| self.integer(raw))
     }
 
-    fn evaluate(
-        &mut self,
-        expression: &ArithmeticExpr,
-        lines: &mut BTreeSet<Place>,
-    ) -> Result<Option<i64>, ImportError> {
+    fn evaluate(&mut self, expression: &ArithmeticExpr, lines: &mut BTreeSet<Place>) -> ImportResult<Option<i64>> {
         use ArithmeticExpr as A;
         self.deeper()?;
         let value = match expression {
             A::Literal(value) => Some(*value),
             A::Reference(target) => {
                 let (name, key) = self.target(target, lines)?;
-                match self.variable(&name).and_then(|own| own.at(&key).cloned()) {
+                match self.variable(&name).and_then(|variable| variable.at(&key).cloned()) {
                     None => None,
                     Some(text) if text.text.trim().is_empty() => Some(0),
                     Some(text) => {
                         lines.extend(&text.lines);
-                        self.whole(&text.text)?.filter(|_| text.is_known())
+                        self.integer(&text.text)?.filter(|_| text.is_known())
                     }
                 }
             }
-            A::UnaryOp(operator, own) => {
-                let value = self.evaluate(own, lines)?;
+            A::UnaryOp(operator, operand) => {
+                let value = self.evaluate(operand, lines)?;
                 value.and_then(|value| match operator {
                     UnaryOperator::UnaryPlus => Some(value),
                     UnaryOperator::UnaryMinus => value.checked_neg(),
@@ -201,13 +198,13 @@ impl Shell<'_> {
                 Some(0) => self.evaluate(b, lines)?,
                 Some(_) => self.evaluate(a, lines)?,
             },
-            A::Assignment(target, own) => {
-                let value = self.evaluate(own, lines)?;
+            A::Assignment(target, right) => {
+                let value = self.evaluate(right, lines)?;
                 self.put(target, value, lines)?
             }
-            A::BinaryAssignment(operator, target, own) => {
+            A::BinaryAssignment(operator, target, right) => {
                 let before = self.evaluate(&A::Reference(target.clone()), lines)?;
-                let by = self.evaluate(own, lines)?;
+                let by = self.evaluate(right, lines)?;
                 let value = before.zip(by).and_then(|(a, b)| operate(*operator, a, b));
                 self.put(target, value, lines)?
             }
@@ -220,7 +217,7 @@ impl Shell<'_> {
                     None => Some(0),
                 };
                 let by = if matches!(operator, U::PrefixIncrement | U::PostfixIncrement) { 1 } else { -1 };
-                let after = self.put(target, before.and_then(|own| own.checked_add(by)), lines)?;
+                let after = self.put(target, before.and_then(|value| value.checked_add(by)), lines)?;
                 if matches!(operator, U::PrefixIncrement | U::PrefixDecrement) { after } else { before }
             }
         };
@@ -228,11 +225,7 @@ impl Shell<'_> {
         Ok(value)
     }
 
-    fn target(
-        &mut self,
-        target: &ArithmeticTarget,
-        lines: &mut BTreeSet<Place>,
-    ) -> Result<(String, String), ImportError> {
+    fn target(&mut self, target: &ArithmeticTarget, lines: &mut BTreeSet<Place>) -> ImportResult<(String, String)> {
         Ok(match target {
             ArithmeticTarget::Variable(name) => (name.clone(), "0".to_owned()),
             // the index of a mapping is a word
@@ -253,7 +246,7 @@ impl Shell<'_> {
         target: &ArithmeticTarget,
         value: Option<i64>,
         lines: &mut BTreeSet<Place>,
-    ) -> Result<Option<i64>, ImportError> {
+    ) -> ImportResult<Option<i64>> {
         let (name, key) = self.target(target, lines)?;
         let mut text = match value {
             Some(value) => Text::new(value.to_string()),

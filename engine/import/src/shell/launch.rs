@@ -1,19 +1,19 @@
-//! The command that starts a run: what launches it, its program, its settings.
+//! The command that starts a run: its launcher, program and settings.
 
 use super::command::{Form, Launch};
 use super::run::INERT;
 use super::strings::joined;
 use super::value::{Place, Text, Unknown, Variable, number};
 use super::{Flow, Shell};
-use crate::entry::{Absent, Entry, Given, PROGRAM, SourceLocation};
-use crate::error::ImportError;
+use crate::branches::{TracedEntry, merge_paths};
+use crate::entry::{Entry, MissingFile, PROGRAM, SourceLocation, SourceValue};
+use crate::error::{ImportError, ImportResult};
 use crate::literal::{has_word, hydra, word as literal_word};
 use crate::source_file::{SourceFile, is_known};
-use crate::ways::{Written, united};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Words that a launch command of TRL's has.
+/// Words of TRL's launch commands.
 const TRL_WORDS: [&str; 4] = ["trl", "grpo", "rloo", "ppo"];
 
 /// Programs that start another.
@@ -31,8 +31,8 @@ pub(super) struct Settings {
     at: Vec<Place>,
     form: Form,
     is_line: bool,
-    entries: Vec<Written>,
-    absent: Vec<Absent>,
+    entries: Vec<TracedEntry>,
+    absent: Vec<MissingFile>,
 }
 
 impl Settings {
@@ -41,7 +41,7 @@ impl Settings {
     }
 }
 
-/// Whether a text without a telling name is a list of overrides.
+/// Returns true if a text looks like a list of overrides.
 pub(crate) fn looks_like_overrides(text: &str) -> bool {
     let lines = text.lines().map(str::trim);
     let mut lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -58,7 +58,7 @@ fn split_override(word: &str) -> Option<(&str, &str)> {
     is_key(key).then_some((key, value))
 }
 
-/// Whether it is an override whose key has a dot: what a shell's own assignment never has.
+/// Returns true for an override with a dotted key, which a shell assignment never has.
 fn is_dotted(word: &str) -> bool {
     split_override(word).is_some_and(|(key, _)| key.contains('.'))
 }
@@ -69,18 +69,18 @@ fn is_key(key: &str) -> bool {
 }
 
 fn has_ending(path: &str, ending: &str) -> bool {
-    path.rsplit_once('.').is_some_and(|(_, own)| own == ending)
+    path.rsplit_once('.').is_some_and(|(_, suffix)| suffix == ending)
 }
 
-/// Whether a word is a program that a wrapper starts.
+/// Returns true if a word is a program that a wrapper starts.
 fn starts_program(word: &str) -> bool {
-    let own = base(word);
-    own.starts_with("python")
-        || LAUNCHERS.contains(&own)
-        || SHELLS.contains(&own)
-        || own == "trl"
-        || has_ending(own, "py")
-        || has_ending(own, "sh")
+    let name = base(word);
+    name.starts_with("python")
+        || LAUNCHERS.contains(&name)
+        || SHELLS.contains(&name)
+        || name == "trl"
+        || has_ending(name, "py")
+        || has_ending(name, "sh")
 }
 
 fn base(path: &str) -> &str {
@@ -88,19 +88,19 @@ fn base(path: &str) -> &str {
 }
 
 impl Shell<'_> {
-    /// Starts a program that is none of bash's own.
+    /// Starts a program.
     pub(super) fn program(
         &mut self,
         mut words: Vec<Text>,
         environment: &[(String, Variable)],
         input: Option<Text>,
-    ) -> Result<(), ImportError> {
+    ) -> ImportResult {
         self.scope.status = None;
         if has_word(WRAPPERS, base(&words[0].text)) {
             if let Some(at) = words.iter().position(|word| starts_program(&word.text)) {
                 words.drain(..at);
             } else if let Some(text) =
-                words.last().filter(|own| base(&words[0].text) == "ssh" && own.text.contains(' '))
+                words.last().filter(|word| base(&words[0].text) == "ssh" && word.text.contains(' '))
             {
                 return self.nested(&text.text.clone());
             }
@@ -114,11 +114,11 @@ impl Shell<'_> {
             let from = usize::from(!has_ending(&name, "sh"));
             return self.script(&words[from..], environment, input);
         }
-        let says_nothing = name.starts_with("python")
-            && words.iter().any(|own| own.text == "-c")
-            && !words.iter().any(|own| own.text.contains("print") || own.text.contains("stdout"));
-        self.scope.output.is_unknown |= !says_nothing;
-        let module = words.iter().position(|own| MODULES.contains(&own.text.as_str()));
+        let is_silent = name.starts_with("python")
+            && words.iter().any(|word| word.text == "-c")
+            && !words.iter().any(|word| word.text.contains("print") || word.text.contains("stdout"));
+        self.scope.output.is_unknown |= !is_silent;
+        let module = words.iter().position(|word| MODULES.contains(&word.text.as_str()));
         let (program, launcher, arguments) = if LAUNCHERS.contains(&name.as_str()) || module.is_some() {
             let from = module.unwrap_or(0) + 1;
             let is_program = |at: &usize| {
@@ -128,27 +128,27 @@ impl Shell<'_> {
             (words.get(at), words[from..at].to_vec(), words.get(at + 1..).unwrap_or_default().to_vec())
         } else {
             let is_named = name == "trl" || name.starts_with("python");
-            let named = words[1..].iter().find(|own| is_named && !own.text.starts_with('-'));
+            let named = words[1..].iter().find(|word| is_named && !word.text.starts_with('-'));
             (named.or(words.first()), Vec::new(), words[1..].to_vec())
         };
-        let program = program.map(|own| self.written(&own.text));
-        let has = |wanted: fn(&str) -> bool| arguments.iter().any(|own| wanted(&own.text));
-        let is_trl = |own: &Text| {
-            !own.text.starts_with("--") && own.text.split(['/', '.', '_', '-']).any(|part| TRL_WORDS.contains(&part))
+        let program = program.map(|program| self.written(&program.text));
+        let has = |wanted: fn(&str) -> bool| arguments.iter().any(|argument| wanted(&argument.text));
+        let is_trl = |word: &Text| {
+            !word.text.starts_with("--") && word.text.split(['/', '.', '_', '-']).any(|part| TRL_WORDS.contains(&part))
         };
         let form = if has(is_dotted) {
             Form::Overrides
-        } else if has(|own| own.starts_with("--"))
-            && !has(|own| own == "vllm-serve")
+        } else if has(|argument| argument.starts_with("--"))
+            && !has(|argument| argument == "vllm-serve")
             && (words.iter().any(is_trl) || has(is_flag))
         {
             Form::Flags
-        } else if launcher.iter().any(|own| own.text.starts_with("--n")) {
+        } else if launcher.iter().any(|word| word.text.starts_with("--n")) {
             Form::Devices
         } else {
             if !has_word(INERT, &name) && !name.starts_with("python") {
-                // it may be a function of a file that is not given
-                self.forget();
+                // it may be a function of a missing file
+                self.forget_variables();
             }
             return Ok(());
         };
@@ -162,44 +162,39 @@ impl Shell<'_> {
         Launch { at, form, is_line, launcher, arguments, program: None, absent: None }
     }
 
-    /// `bash FILE` and `bash -c TEXT`, with what follows as its arguments.
-    fn script(
-        &mut self,
-        words: &[Text],
-        environment: &[(String, Variable)],
-        input: Option<Text>,
-    ) -> Result<(), ImportError> {
-        let flags = words.iter().take_while(|own| own.text.starts_with(['-', '+'])).count();
-        let is_text = words[..flags].iter().any(|own| !own.text.starts_with("--") && own.text.contains('c'));
+    /// `bash FILE` and `bash -c TEXT`, with the following words as arguments.
+    fn script(&mut self, words: &[Text], environment: &[(String, Variable)], input: Option<Text>) -> ImportResult {
+        let flags = words.iter().take_while(|word| word.text.starts_with(['-', '+'])).count();
+        let is_text = words[..flags].iter().any(|word| !word.text.starts_with("--") && word.text.contains('c'));
         // `sbatch --wrap TEXT`
-        if let Some(at) = words.iter().position(|own| own.text.starts_with("--wrap")) {
-            let own = words[at].text.split_once('=').map(|(_, text)| text);
-            let text = own.or_else(|| Some(words.get(at + 1)?.text.as_str())).unwrap_or_default().to_owned();
-            return self.apart(|shell| shell.nested(&text));
+        if let Some(at) = words.iter().position(|word| word.text.starts_with("--wrap")) {
+            let inline = words[at].text.split_once('=').map(|(_, text)| text);
+            let text = inline.or_else(|| Some(words.get(at + 1)?.text.as_str())).unwrap_or_default().to_owned();
+            return self.in_subshell(|shell| shell.nested(&text));
         }
         let rest = &words[flags..];
         let Some(first) = rest.first() else {
             let Some(input) = input else {
                 return Ok(());
             };
-            return self.apart(|shell| shell.nested(&input.text));
+            return self.in_subshell(|shell| shell.nested(&input.text));
         };
-        let given = self.given(&first.text);
-        if given.is_none() && !is_text {
-            let form = if rest.iter().any(|own| is_dotted(&own.text)) { Form::Overrides } else { Form::Script };
+        let file = self.find_file(&first.text);
+        if file.is_none() && !is_text {
+            let form = if rest.iter().any(|word| is_dotted(&word.text)) { Form::Overrides } else { Form::Script };
             let absent = Some(self.written(&first.text));
             let launch = self.launch(form, false, Vec::new(), rest[1..].to_vec());
             self.launches.push(Launch { absent, ..launch });
             self.scope.output.is_unknown = true;
             return Ok(());
         }
-        self.apart(|shell| {
-            // it sees what is exported
+        self.in_subshell(|shell| {
+            // it sees only exported variables
             shell.scope.variables.retain(|_, variable| variable.exported);
             shell.scope.variables.extend(environment.iter().cloned());
             shell.scope.functions.clear();
             shell.scope.arguments = rest[1..].to_vec();
-            match given.filter(|_| !is_text) {
+            match file.filter(|_| !is_text) {
                 Some(file) => {
                     shell.scope.name.clone_from(&file.name);
                     shell.run(&file.name, &file.text)
@@ -216,80 +211,80 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// The file among those given that a path names.
-    pub(super) fn given(&self, path: &str) -> Option<SourceFile> {
-        if let Some(made) = self.made.iter().rfind(|made| made.name == path) {
+    /// The input file with the longest common path suffix.
+    pub(super) fn find_file(&self, path: &str) -> Option<SourceFile> {
+        if let Some(made) = self.written_files.iter().rfind(|made| made.name == path) {
             return Some(made.clone());
         }
-        let alike = |file: &SourceFile| {
+        let common_parts = |file: &SourceFile| {
             let parts = file.name.rsplit('/').zip(path.rsplit('/'));
             parts.take_while(|(a, b)| a == b).count()
         };
-        let best = self.files.iter().max_by_key(|file| alike(file));
-        best.filter(|file| alike(file) > 0).cloned()
+        let best = self.files.iter().max_by_key(|file| common_parts(file));
+        best.filter(|file| common_parts(file) > 0).cloned()
     }
 
-    pub(super) fn absent(&mut self, by: &str, file: &str, has_settings: bool) {
+    pub(super) fn add_missing_file(&mut self, by: &str, file: &str, has_settings: bool) {
         let place = SourceLocation { file: self.names[self.file].clone(), line: Some(self.line) };
-        let absent = Absent { by: by.to_owned(), file: file.to_owned(), place, has_settings };
+        let absent = MissingFile { by: by.to_owned(), file: file.to_owned(), place, has_settings };
         if !self.reading.absent.contains(&absent) {
             self.reading.absent.push(absent);
         }
     }
 
-    /// A string as the script has it.
+    /// Source text of a string.
     pub(super) fn written(&self, text: &str) -> String {
         let unknown = |c: char| self.unknowns.get(number(c)?);
-        text.chars().map(|c| unknown(c).map_or_else(|| c.to_string(), |own| own.written.clone())).collect()
+        text.chars().map(|c| unknown(c).map_or_else(|| c.to_string(), |known| known.written.clone())).collect()
     }
 
-    fn value(&self, text: &str, read: fn(&str) -> Value) -> Given {
+    fn source_value(&self, text: &str, read: fn(&str) -> Value) -> SourceValue {
         let unknown: Option<&Unknown> = text.chars().find_map(|c| self.unknowns.get(number(c)?));
         match unknown {
-            Some(unknown) => Given::open(self.written(text), &unknown.needs),
-            None => Given::Value(read(text)),
+            Some(unknown) => SourceValue::unresolved(self.written(text), &unknown.needs),
+            None => SourceValue::Known(read(text)),
         }
     }
 
     /// The settings of a command, in their order.
-    pub(super) fn settings(&mut self, launch: Launch) -> Result<Settings, ImportError> {
+    pub(super) fn settings(&mut self, launch: Launch) -> ImportResult<Settings> {
         let (file, line) = *launch.at.last().unwrap_or(&(0, 1));
         let place = SourceLocation { file: self.names[file].clone(), line: Some(line) };
         let mut settings = Settings::new(launch.at, launch.form, launch.is_line);
         if let Some(file) = launch.absent {
-            settings.absent.push(Absent { by: "bash".into(), file, place: place.clone(), has_settings: true });
+            settings.absent.push(MissingFile { by: "bash".into(), file, place: place.clone(), has_settings: true });
         }
         if let Some(program) = launch.program {
-            settings.entries.push((Entry::new(PROGRAM, Given::Value(program.into()), &place), BTreeSet::new()));
+            settings.entries.push((Entry::new(PROGRAM, SourceValue::Known(program.into()), &place), BTreeSet::new()));
         }
-        for (key, values, own) in flags(&launch.launcher) {
-            self.flag(&key.replace('-', "_"), &values, &own, &place, &mut settings)?;
+        for (key, values, word) in flags(&launch.launcher) {
+            self.flag(&key.replace('-', "_"), &values, &word, &place, &mut settings)?;
         }
         if launch.form == Form::Flags {
-            for (key, values, own) in flags(&launch.arguments) {
-                self.flag(&key.replace('-', "_"), &values, &own, &place, &mut settings)?;
+            for (key, values, word) in flags(&launch.arguments) {
+                self.flag(&key.replace('-', "_"), &values, &word, &place, &mut settings)?;
             }
             return Ok(settings);
         }
         let mut arguments = launch.arguments.iter().peekable();
-        while let Some(own) = arguments.next() {
-            if own.text.starts_with("--config") {
-                let (flag, value) = match own.text.split_once('=') {
-                    Some((flag, value)) => (flag, own.with(value)),
-                    None => (own.text.as_str(), arguments.next().cloned().unwrap_or_default()),
+        while let Some(argument) = arguments.next() {
+            if argument.text.starts_with("--config") {
+                let (flag, value) = match argument.text.split_once('=') {
+                    Some((flag, value)) => (flag, argument.with(value)),
+                    None => (argument.text.as_str(), arguments.next().cloned().unwrap_or_default()),
                 };
-                self.flag(flag, &[value], own, &place, &mut settings)?;
-            } else if let Some((key, value)) = split_override(&own.text) {
-                let given = self.value(value, hydra);
-                let entries = if own.text.starts_with('~') {
-                    vec![Entry { removes: true, ..Entry::new(key, given, &place) }]
+                self.flag(flag, &[value], argument, &place, &mut settings)?;
+            } else if let Some((key, text)) = split_override(&argument.text) {
+                let value = self.source_value(text, hydra);
+                let entries = if argument.text.starts_with('~') {
+                    vec![Entry { removes: true, ..Entry::new(key, value, &place) }]
                 } else {
-                    Entry::all(key, given, &place)
+                    Entry::flattened(key, value, &place)
                 };
-                let lines = self.lines(own);
+                let lines = self.lines(argument);
                 settings.entries.extend(entries.into_iter().map(|entry| (entry, lines.clone())));
-            } else if own.text.chars().next().and_then(number).is_some() {
-                self.note(format!("{} may have further settings", self.written(&own.text)));
+            } else if argument.text.chars().next().and_then(number).is_some() {
+                self.note(format!("{} may have further settings", self.written(&argument.text)));
             }
         }
         Ok(settings)
@@ -303,49 +298,49 @@ impl Shell<'_> {
         &mut self,
         key: &str,
         values: &[Text],
-        own: &Text,
+        word: &Text,
         place: &SourceLocation,
         into: &mut Settings,
-    ) -> Result<(), ImportError> {
+    ) -> ImportResult {
         if let ("config" | "--config" | "config_file" | "--config-name", [value]) = (key, values) {
             let path = if key == "--config-name" { format!("{}.yaml", value.text) } else { value.text.clone() };
-            if let Some(file) = self.given(&path) {
+            if let Some(file) = self.find_file(&path) {
                 let reading = file.read(self.files, self.environment)?;
                 self.reading.used.push(file.name);
                 self.reading.used.extend(reading.used);
                 into.entries.extend(reading.entries.into_iter().map(|entry| (entry, BTreeSet::new())));
             } else if key != "--config-name" {
-                // the tables have a row for a key, and none for NeMo RL's
+                // the tables have rows for keys, but not for `--config`
                 let by = if key == "--config" { key } else { "" };
                 let file = self.written(&value.text);
-                // a launcher's file says how many devices there are, and its own row that it is not given
+                // a launcher's file has the number of devices; its row reports it as missing
                 let has_settings = key != "config_file";
-                into.absent.push(Absent { by: by.into(), file, place: place.clone(), has_settings });
+                into.absent.push(MissingFile { by: by.into(), file, place: place.clone(), has_settings });
             }
             if key == "--config" {
                 return Ok(());
             }
         }
-        let read = if key.starts_with("--config") { literal_word } else { hydra };
+        let parse = if key.starts_with("--config") { literal_word } else { hydra };
         // a parser of dataclasses has a second flag that turns a switch off
-        let off = key.strip_prefix("no_").filter(|own| values.is_empty() && !is_known(key) && is_known(own));
-        let key = off.unwrap_or(key);
-        let given = match values {
-            [] => Given::Value(Value::Bool(off.is_none())),
-            [one] => self.value(&one.text, read),
-            all if all.iter().all(Text::is_known) => {
-                Given::Value(all.iter().map(|one| literal_word(&one.text)).collect())
+        let negated = key.strip_prefix("no_").filter(|word| values.is_empty() && !is_known(key) && is_known(word));
+        let key = negated.unwrap_or(key);
+        let value = match values {
+            [] => SourceValue::Known(Value::Bool(negated.is_none())),
+            [one] => self.source_value(&one.text, parse),
+            words if words.iter().all(Text::is_known) => {
+                SourceValue::Known(words.iter().map(|one| literal_word(&one.text)).collect())
             }
-            all => self.value(&joined(all, " ").text, literal_word),
+            words => self.source_value(&joined(words, " ").text, literal_word),
         };
-        let mut lines = self.lines(own);
+        let mut lines = self.lines(word);
         lines.extend(values.iter().flat_map(|value| self.lines(value)));
-        into.entries.extend(Entry::all(key, given, place).into_iter().map(|entry| (entry, lines.clone())));
+        into.entries.extend(Entry::flattened(key, value, place).into_iter().map(|entry| (entry, lines.clone())));
         Ok(())
     }
 }
 
-/// Whether a word is a flag that an engine has.
+/// Returns true if a word is a flag of an engine.
 fn is_flag(word: &str) -> bool {
     let key = word.strip_prefix("--").map(|flag| flag.split_once('=').map_or(flag, |(key, _)| key));
     key.is_some_and(is_known)
@@ -353,34 +348,34 @@ fn is_flag(word: &str) -> bool {
 
 /// `--key value`, `--key=value` and `--key` alone; several values of one key are a list.
 fn flags(words: &[Text]) -> Vec<(String, Vec<Text>, Text)> {
-    let mut all = Vec::new();
+    let mut flags = Vec::new();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
         let Some(flag) = word.text.strip_prefix("--") else {
             continue;
         };
         if let Some((key, value)) = flag.split_once('=') {
-            all.push((key.to_owned(), vec![word.with(value)], word.clone()));
+            flags.push((key.to_owned(), vec![word.with(value)], word.clone()));
             continue;
         }
         let mut values = Vec::new();
         while let Some(value) = words.next_if(|next| !next.text.starts_with("--") && next.text != "-m") {
             values.push(value.clone());
         }
-        all.push((flag.to_owned(), values, word.clone()));
+        flags.push((flag.to_owned(), values, word.clone()));
     }
-    all
+    flags
 }
 
-/// The one run of all ways through a script: what differs between them has candidates.
-pub(super) fn merged(file: &str, ways: Vec<Vec<Settings>>) -> Result<(Vec<Entry>, Vec<Absent>), ImportError> {
-    let form = ways.iter().flatten().map(|own| own.form).max();
+/// Merges the runs of all paths through a script: settings that differ between them get candidates.
+pub(super) fn merge_launches(file: &str, paths: Vec<Vec<Settings>>) -> ImportResult<(Vec<Entry>, Vec<MissingFile>)> {
+    let form = paths.iter().flatten().map(|command| command.form).max();
     let mut runs: Vec<Settings> = Vec::new();
-    for mut way in ways {
-        way.retain(|own| Some(own.form) == form);
-        let (lines, mut commands): (Vec<_>, Vec<_>) = way.into_iter().partition(|own| own.is_line);
-        let first = commands.first().map(|own| own.at.clone());
-        if let Some(second) = commands.iter().find(|own| Some(&own.at) != first.as_ref()) {
+    for mut path in paths {
+        path.retain(|command| Some(command.form) == form);
+        let (lines, mut commands): (Vec<_>, Vec<_>) = path.into_iter().partition(|command| command.is_line);
+        let first = commands.first().map(|command| command.at.clone());
+        if let Some(second) = commands.iter().find(|command| Some(&command.at) != first.as_ref()) {
             let line = |at: &[Place]| at.first().map(|(_, line)| *line);
             return Err(ImportError::at(
                 file,
@@ -391,7 +386,7 @@ pub(super) fn merged(file: &str, ways: Vec<Vec<Settings>>) -> Result<(Vec<Entry>
                 ),
             ));
         }
-        let lines: Vec<_> = lines.into_iter().flat_map(|own| own.entries).collect();
+        let lines: Vec<_> = lines.into_iter().flat_map(|command| command.entries).collect();
         if commands.is_empty() && !lines.is_empty() {
             commands.push(Settings::new(Vec::new(), Form::Overrides, true));
         }
@@ -402,16 +397,18 @@ pub(super) fn merged(file: &str, ways: Vec<Vec<Settings>>) -> Result<(Vec<Entry>
             }
         }
     }
-    let absent: Vec<Absent> = runs.first().map(|run| run.absent.clone()).unwrap_or_default();
+    let absent: Vec<MissingFile> = runs.first().map(|run| run.absent.clone()).unwrap_or_default();
     if runs.iter().all(|run| run.entries.is_empty()) {
         let detail = match absent.first() {
-            Some(own) => format!("its settings are in {}, which is not among the files: import it with this one", own.file),
+            Some(MissingFile { file, .. }) => {
+                format!("its settings are in {file}, which is not among the files: import it with this one")
+            }
             None => "no settings found: expected a command with key=value settings, as in `python3 -m verl.trainer.main_ppo \
                      data.train_batch_size=256`, or with --key value ones, as in `trl grpo --learning_rate 1e-6`"
                 .to_owned(),
         };
-        return Err(ImportError::at(file, absent.first().and_then(|own| own.place.line), detail));
+        return Err(ImportError::at(file, absent.first().and_then(|file| file.place.line), detail));
     }
-    let runs: Vec<Vec<Written>> = runs.into_iter().map(|run| run.entries).collect();
-    Ok((united(&runs), absent))
+    let runs: Vec<Vec<TracedEntry>> = runs.into_iter().map(|run| run.entries).collect();
+    Ok((merge_paths(&runs), absent))
 }

@@ -1,8 +1,8 @@
 //! Launch scripts: the commands that bash would start, and their settings.
 //!
-//! Nothing is run. A script is followed as bash would run it without arguments: assignments, functions, loops, and the
-//! branches whose conditions are certain. Of a condition that is not, such as a command's status, both outcomes are
-//! followed, one after the other: a setting that differs between them has no value but candidates.
+//! Nothing is run. The reader follows a script as bash would run it without arguments: assignments, functions, loops,
+//! and branches whose conditions are certain. For other conditions, such as a command's status, it follows both
+//! outcomes, one after the other: a setting that differs between them gets candidates.
 
 mod builtins;
 mod command;
@@ -15,10 +15,10 @@ mod strings;
 mod value;
 mod words;
 
-use super::entry::{EnvironmentLookup, Reading};
-use super::error::ImportError;
+use super::branches::Branches;
+use super::entry::{EnvironmentLookup, ParsedSource};
+use super::error::{ImportError, ImportResult};
 use super::source_file::SourceFile;
-use super::ways::Ways;
 use brush_parser::ast::{FunctionBody, Program};
 use brush_parser::{ParseError, Parser, ParserOptions, TokenizerError};
 use command::Launch;
@@ -29,14 +29,14 @@ use value::{Place, Text, Unknown, Variable, placeholder};
 pub(super) use launch::looks_like_overrides;
 pub(super) use read::read;
 
-/// Most commands and words of all ways together, so that loops within loops end.
-const STEPS: usize = 4_000_000;
-/// Deepest nesting of what is expanded and run.
-const DEEPEST: usize = 64;
+/// Most commands and words of all paths together, so that loops within loops end.
+const MAX_STEPS: usize = 4_000_000;
+/// Deepest nesting of expansions and commands.
+const MAX_DEPTH: usize = 64;
 /// Deepest nesting of brackets and blocks in a text.
-const NESTED: usize = 100;
+const MAX_NESTING: usize = 100;
 
-/// A script, and what there is besides it.
+/// A script and its surroundings.
 pub(super) struct Script<'a> {
     pub name: &'a str,
     pub text: &'a str,
@@ -45,7 +45,7 @@ pub(super) struct Script<'a> {
     pub environment: EnvironmentLookup<'a>,
 }
 
-/// What comes next.
+/// Control flow after a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Flow {
     #[default]
@@ -56,21 +56,15 @@ enum Flow {
     Exit,
 }
 
-/// What commands have printed.
+/// Output of commands.
 #[derive(Clone, Debug, Default)]
 struct Output {
     text: Text,
-    is_taken: bool,
+    is_captured: bool,
     is_unknown: bool,
 }
 
-impl Output {
-    fn spoil(&mut self) {
-        self.is_unknown = true;
-    }
-}
-
-/// What a subshell has for itself.
+/// State of a subshell.
 #[derive(Clone, Debug, Default)]
 struct Scope {
     variables: BTreeMap<String, Variable>,
@@ -80,17 +74,17 @@ struct Scope {
     arguments: Vec<Text>,
     /// `$0`.
     name: String,
-    /// What functions that are called have put over.
+    /// Variables that local ones of running functions hide.
     locals: Vec<Vec<(String, Option<Variable>)>>,
-    /// A file that was sourced and that is not given, with its line.
+    /// A missing file that was sourced, with its line.
     sourced: Option<String>,
     flow: Flow,
-    /// Whether the last command succeeded, where that is certain.
+    /// Success of the last command, if certain.
     status: Option<bool>,
     output: Output,
 }
 
-/// A way through a script.
+/// A path through a script.
 struct Shell<'a> {
     files: &'a [SourceFile],
     environment: EnvironmentLookup<'a>,
@@ -100,33 +94,33 @@ struct Shell<'a> {
     names: Vec<String>,
     file: usize,
     line: usize,
-    /// Whether a text within a line is run, whose own lines say nothing.
+    /// True while a text within a line runs, whose lines have no numbers.
     is_nested: bool,
-    /// Where the functions that run were called.
+    /// Call sites of the running functions.
     calls: Vec<Place>,
     depth: usize,
     steps: usize,
     unknowns: Vec<Unknown>,
-    /// What was last asked without a certain answer.
-    asked: String,
-    ways: &'a mut Ways,
+    /// Text of the last condition.
+    question: String,
+    branches: &'a mut Branches,
     launches: Vec<Launch>,
-    /// Files that here-documents are written to.
-    made: Vec<SourceFile>,
-    /// Notes, files that are used, and files that are not given.
-    reading: Reading,
+    /// Files written by here-documents.
+    written_files: Vec<SourceFile>,
+    /// Notes, used files and missing files.
+    reading: ParsedSource,
 }
 
-/// A text as a program.
-fn parse(file: &str, line: Option<usize>, text: &str) -> Result<Program, ImportError> {
+/// Parses a script.
+fn parse(file: &str, line: Option<usize>, text: &str) -> ImportResult<Program> {
     if let Some(deep) = too_deep(text) {
         return Err(ImportError::at(file, line.or(Some(deep)), "blocks and brackets are nested too deeply"));
     }
     if let Some(at) = long_number(text) {
-        let own = line.or(Some(text[..at].matches('\n').count() + 1));
-        return Err(ImportError::at(file, own, "a number here has more digits than bash takes; correct it"));
+        let at_line = line.or(Some(text[..at].matches('\n').count() + 1));
+        return Err(ImportError::at(file, at_line, "a number here has more digits than bash takes; correct it"));
     }
-    // nobody's characters are placeholders in a file; a text within a line has those of its variables
+    // a file has no placeholder characters; a text within a line has those of its variables
     let is_file = line.is_none();
     let plain = |c: char| if is_file && value::number(c).is_some() { '\u{FFFD}' } else { c };
     let text: String = text.chars().map(plain).collect();
@@ -136,7 +130,7 @@ fn parse(file: &str, line: Option<usize>, text: &str) -> Result<Program, ImportE
         Ok(program) => return Ok(program),
         Err(error) => error,
     };
-    let (own, detail) = match &error {
+    let (error_line, detail) = match &error {
         ParseError::ParsingNear(place) => (Some(place.line), "expected bash, found something else here".to_owned()),
         ParseError::Tokenizing { inner, position } => match inner {
             TokenizerError::UnterminatedSingleQuote(place) => {
@@ -155,16 +149,16 @@ fn parse(file: &str, line: Option<usize>, text: &str) -> Result<Program, ImportE
         },
         ParseError::ParsingAtEndOfInput => (None, "a bracket or block that begins here is never closed".to_owned()),
     };
-    let own = own.or_else(|| {
-        // the last line before which the text is whole
+    let error_line = error_line.or_else(|| {
+        // the last line before which the text parses
         let starts: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).take(300).collect();
-        let whole = (0..=starts.len()).rev().find(|&n| n == 0 || parsed(&text[..starts[n - 1]]).is_ok());
-        whole.map(|n| n + 1)
+        let parsed_lines = (0..=starts.len()).rev().find(|&n| n == 0 || parsed(&text[..starts[n - 1]]).is_ok());
+        parsed_lines.map(|n| n + 1)
     });
-    Err(ImportError::at(file, line.or(own), detail))
+    Err(ImportError::at(file, line.or(error_line), detail))
 }
 
-/// Where a number stands that brush's parser has no type for: `{1..N}`, `~N` and `N>FILE`.
+/// Offset of a number that overflows brush's parser: in `{1..N}`, `~N` or `N>FILE`.
 fn long_number(text: &str) -> Option<usize> {
     let is_digit = |c: char| c.is_ascii_digit();
     let starts = text.match_indices(is_digit).filter(|(at, _)| !text[..*at].ends_with(is_digit));
@@ -176,7 +170,7 @@ fn long_number(text: &str) -> Option<usize> {
     })
 }
 
-/// A line in which a text is nested too deeply for a parser.
+/// The first line that is nested too deeply for the parser.
 fn too_deep(text: &str) -> Option<usize> {
     let mut depth = 0_usize;
     for (at, line) in text.lines().enumerate() {
@@ -187,7 +181,7 @@ fn too_deep(text: &str) -> Option<usize> {
             let opens = word.bytes().filter(|b| matches!(b, b'(' | b'{')).count() + usize::from(begins && block);
             let closes = word.bytes().filter(|b| matches!(b, b')' | b'}')).count() + usize::from(begins && end);
             depth = (depth + opens).saturating_sub(closes);
-            if depth > NESTED || opens > NESTED {
+            if depth > MAX_NESTING || opens > MAX_NESTING {
                 return Some(at + 1);
             }
             begins = block || word.ends_with([';', '&', '|', '(']) || matches!(word, "then" | "do" | "else" | "{");
@@ -197,7 +191,7 @@ fn too_deep(text: &str) -> Option<usize> {
 }
 
 impl<'a> Shell<'a> {
-    fn new(script: &Script<'a>, ways: &'a mut Ways, steps: usize) -> Self {
+    fn new(script: &Script<'a>, branches: &'a mut Branches, steps: usize) -> Self {
         Self {
             files: script.files,
             environment: script.environment,
@@ -211,11 +205,11 @@ impl<'a> Shell<'a> {
             depth: 0,
             steps,
             unknowns: Vec::new(),
-            asked: String::new(),
-            ways,
+            question: String::new(),
+            branches,
             launches: Vec::new(),
-            made: Vec::new(),
-            reading: Reading::default(),
+            written_files: Vec::new(),
+            reading: ParsedSource::default(),
         }
     }
 
@@ -235,42 +229,38 @@ impl<'a> Shell<'a> {
     }
 
     /// Counts a step, and one level of nesting.
-    fn deeper(&mut self) -> Result<(), ImportError> {
+    fn deeper(&mut self) -> ImportResult {
         self.depth += 1;
         self.steps += 1;
-        if self.depth > DEEPEST {
+        if self.depth > MAX_DEPTH {
             return Err(self.error("commands and words are nested too deeply; does it call itself?"));
         }
-        if self.steps > STEPS {
+        if self.steps > MAX_STEPS {
             return Err(self.error("it does too much to be followed; does a loop end?"));
         }
         Ok(())
     }
 
-    /// A placeholder for what only running could tell.
+    /// A placeholder for an unknown text.
     fn unknown(&mut self, written: &str, needs: &str, is_unset: bool) -> Text {
-        let own = Unknown { written: written.to_owned(), needs: needs.to_owned(), is_unset };
-        let at = self.unknowns.iter().position(|known| *known == own).unwrap_or_else(|| {
-            self.unknowns.push(own);
+        let unknown = Unknown { written: written.to_owned(), needs: needs.to_owned(), is_unset };
+        let at = self.unknowns.iter().position(|known| *known == unknown).unwrap_or_else(|| {
+            self.unknowns.push(unknown);
             self.unknowns.len() - 1
         });
         Text::new(placeholder(at))
     }
 
-    fn choose(&mut self, question: &str) -> bool {
-        self.ways.choose(question)
+    fn choose_question(&mut self) -> bool {
+        self.branches.choose(&self.question)
     }
 
-    fn choose_asked(&mut self) -> bool {
-        self.ways.choose(&self.asked)
-    }
-
-    /// What a command prints.
-    fn substitute(&mut self, command: &str, written: &str) -> Result<Text, ImportError> {
+    /// Runs a command and returns its output.
+    fn substitute(&mut self, command: &str, written: &str) -> ImportResult<Text> {
         self.deeper()?;
-        let output = Output { is_taken: true, ..Output::default() };
+        let output = Output { is_captured: true, ..Output::default() };
         let outer = std::mem::replace(&mut self.scope.output, output);
-        self.apart(|shell| shell.nested(command))?;
+        self.in_subshell(|shell| shell.nested(command))?;
         let Output { mut text, is_unknown, .. } = std::mem::replace(&mut self.scope.output, outer);
         self.depth -= 1;
         if is_unknown {
@@ -281,7 +271,7 @@ impl<'a> Shell<'a> {
     }
 
     /// Runs a text within a line.
-    fn nested(&mut self, text: &str) -> Result<(), ImportError> {
+    fn nested(&mut self, text: &str) -> ImportResult {
         let program = parse(&self.names[self.file].clone(), Some(self.line), text)?;
         let outer = std::mem::replace(&mut self.is_nested, true);
         for list in &program.complete_commands {

@@ -1,9 +1,9 @@
-//! What a script does, command by command: assignments, branches, loops, functions.
+//! Commands of a script: assignments, branches, loops, functions.
 
-use super::simple::is_elsewhere;
+use super::simple::redirects_output;
 use super::value::{Mode, Variable};
 use super::{Flow, Shell};
-use crate::error::ImportError;
+use crate::error::ImportResult;
 use crate::literal::has_word;
 use brush_parser::ast::{
     AndOr, AndOrList, CaseClauseCommand, CaseItemPostAction, Command, CompoundCommand, CompoundList, CompoundListItem,
@@ -11,30 +11,30 @@ use brush_parser::ast::{
 };
 use std::sync::Arc;
 
-/// Most times that a loop is run.
-const TIMES: usize = 256;
+/// Most iterations of a loop.
+const MAX_ITERATIONS: usize = 256;
 
-/// Commands that set nothing: whether they run makes no difference to a run's settings.
+/// Commands without an effect on settings.
 pub(super) const INERT: &str = "echo printf mkdir rm cp mv ln ls touch chmod sleep wait kill pkill wget curl pip pip3 apt apt-get git \
     tar unzip huggingface-cli hf ulimit nvidia-smi npu-smi true : false test [ tee grep which trap shopt \
     conda module";
 
 impl Shell<'_> {
-    pub(super) fn list(&mut self, list: &CompoundList) -> Result<(), ImportError> {
+    pub(super) fn list(&mut self, list: &CompoundList) -> ImportResult {
         for item in &list.0 {
             if self.scope.flow != Flow::Next {
                 break;
             }
             match item.1 {
-                SeparatorOperator::Async => self.apart(|shell| shell.and_or(&item.0))?,
+                SeparatorOperator::Async => self.in_subshell(|shell| shell.and_or(&item.0))?,
                 SeparatorOperator::Sequence => self.and_or(&item.0)?,
             }
         }
         Ok(())
     }
 
-    /// Runs something whose variables are lost.
-    pub(super) fn apart(&mut self, run: impl FnOnce(&mut Self) -> Result<(), ImportError>) -> Result<(), ImportError> {
+    /// Runs something in a subshell, whose variables are lost.
+    pub(super) fn in_subshell(&mut self, run: impl FnOnce(&mut Self) -> ImportResult) -> ImportResult {
         let before = self.scope.clone();
         run(self)?;
         let (status, output) = (self.scope.status, std::mem::take(&mut self.scope.output));
@@ -43,18 +43,18 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// Runs a branch. One that ends the script before it has started a run is no branch that a run takes.
-    fn branch(&mut self, body: &CompoundList) -> Result<bool, ImportError> {
+    /// Follows a branch. Discards it, and returns false, if it ends the script before it starts a run.
+    fn branch(&mut self, body: &CompoundList) -> ImportResult<bool> {
         let (before, launches) = (self.scope.clone(), self.launches.len());
         self.list(body)?;
-        let leaves = self.scope.flow == Flow::Exit && self.launches.len() == launches;
-        if leaves {
+        let exits = self.scope.flow == Flow::Exit && self.launches.len() == launches;
+        if exits {
             self.scope = before;
         }
-        Ok(!leaves)
+        Ok(!exits)
     }
 
-    fn and_or(&mut self, list: &AndOrList) -> Result<(), ImportError> {
+    fn and_or(&mut self, list: &AndOrList) -> ImportResult {
         self.pipeline(&list.first)?;
         for more in &list.additional {
             if self.scope.flow != Flow::Next {
@@ -65,9 +65,9 @@ impl Shell<'_> {
                 AndOr::Or(pipeline) => (pipeline, false),
             };
             let succeeded = match self.scope.status {
-                Some(own) => own,
+                Some(success) => success,
                 None if self.pipeline_is_inert(pipeline) => continue,
-                None => self.choose_asked(),
+                None => self.choose_question(),
             };
             self.scope.status = Some(succeeded);
             if succeeded == runs_after {
@@ -81,27 +81,27 @@ impl Shell<'_> {
         Ok(())
     }
 
-    fn pipeline(&mut self, pipeline: &Pipeline) -> Result<(), ImportError> {
+    fn pipeline(&mut self, pipeline: &Pipeline) -> ImportResult {
         if let [only] = &pipeline.seq[..] {
             self.command(only)?;
         } else {
             for (at, command) in pipeline.seq.iter().enumerate() {
                 let output = std::mem::take(&mut self.scope.output);
-                self.apart(|shell| shell.command(command))?;
+                self.in_subshell(|shell| shell.command(command))?;
                 self.scope.output = output;
                 if at + 1 == pipeline.seq.len() {
-                    self.scope.output.spoil();
+                    self.scope.output.is_unknown = true;
                 }
             }
             self.scope.status = None;
         }
         if pipeline.bang {
-            self.scope.status = self.scope.status.map(|own| !own);
+            self.scope.status = self.scope.status.map(|success| !success);
         }
         Ok(())
     }
 
-    fn command(&mut self, command: &Command) -> Result<(), ImportError> {
+    fn command(&mut self, command: &Command) -> ImportResult {
         self.deeper()?;
         if let (false, Some(span)) = (self.is_nested, command.location()) {
             self.line = span.start.line;
@@ -111,7 +111,7 @@ impl Shell<'_> {
             Command::Compound(compound, redirects) => {
                 let output = self.scope.output.clone();
                 self.compound(compound)?;
-                if redirects.iter().flat_map(|own| &own.0).any(is_elsewhere) {
+                if redirects.iter().flat_map(|list| &list.0).any(redirects_output) {
                     self.scope.output = output;
                 }
             }
@@ -121,41 +121,46 @@ impl Shell<'_> {
                 self.scope.status = Some(true);
             }
             Command::ExtendedTest(test, _) => {
-                let mut asked = String::new();
-                self.scope.status = self.extended(&test.expr, &mut asked)?;
-                self.asked = asked;
+                let mut question = String::new();
+                self.scope.status = self.extended(&test.expr, &mut question)?;
+                self.question = question;
             }
         }
         self.depth -= 1;
         Ok(())
     }
 
-    pub(super) fn compound(&mut self, compound: &CompoundCommand) -> Result<(), ImportError> {
+    pub(super) fn compound(&mut self, compound: &CompoundCommand) -> ImportResult {
         match compound {
-            CompoundCommand::Arithmetic(own) => {
-                let value = self.whole(&own.expr.value)?;
-                self.asked.clone_from(&own.expr.value);
+            CompoundCommand::Arithmetic(clause) => {
+                let value = self.integer(&clause.expr.value)?;
+                self.question.clone_from(&clause.expr.value);
                 self.scope.status = value.map(|value| value != 0);
             }
-            CompoundCommand::BraceGroup(own) => self.list(&own.list)?,
-            CompoundCommand::Subshell(own) => self.apart(|shell| shell.list(&own.list))?,
-            CompoundCommand::Coprocess(own) => self.apart(|shell| shell.command(&own.body))?,
-            CompoundCommand::IfClause(own) => self.if_clause(own)?,
-            CompoundCommand::CaseClause(own) => self.case_clause(own)?,
-            CompoundCommand::ForClause(own) => self.for_clause(own)?,
-            CompoundCommand::WhileClause(own) => self.repeat(&own.1.list, |shell| shell.asks(&own.0, true))?,
-            CompoundCommand::UntilClause(own) => self.repeat(&own.1.list, |shell| shell.asks(&own.0, false))?,
-            CompoundCommand::ArithmeticForClause(own) => {
-                let raw = |part: &Option<UnexpandedArithmeticExpr>| part.as_ref().map(|own| own.value.clone());
-                self.optional(raw(&own.initializer).as_ref())?;
-                let (condition, updater) = (raw(&own.condition), raw(&own.updater));
+            CompoundCommand::BraceGroup(clause) => self.list(&clause.list)?,
+            CompoundCommand::Subshell(clause) => self.in_subshell(|shell| shell.list(&clause.list))?,
+            CompoundCommand::Coprocess(clause) => self.in_subshell(|shell| shell.command(&clause.body))?,
+            CompoundCommand::IfClause(clause) => self.if_clause(clause)?,
+            CompoundCommand::CaseClause(clause) => self.case_clause(clause)?,
+            CompoundCommand::ForClause(clause) => self.for_clause(clause)?,
+            CompoundCommand::WhileClause(clause) => {
+                self.repeat(&clause.1.list, |shell| shell.condition(&clause.0, true))?;
+            }
+            CompoundCommand::UntilClause(clause) => {
+                self.repeat(&clause.1.list, |shell| shell.condition(&clause.0, false))?;
+            }
+            CompoundCommand::ArithmeticForClause(clause) => {
+                let raw =
+                    |part: &Option<UnexpandedArithmeticExpr>| part.as_ref().map(|expression| expression.value.clone());
+                self.optional_integer(raw(&clause.initializer).as_ref())?;
+                let (condition, updater) = (raw(&clause.condition), raw(&clause.updater));
                 let mut is_first = true;
-                self.repeat(&own.body.list, |shell| {
+                self.repeat(&clause.body.list, |shell| {
                     if !std::mem::replace(&mut is_first, false) {
-                        shell.optional(updater.as_ref())?;
+                        shell.optional_integer(updater.as_ref())?;
                     }
-                    let value = shell.optional(condition.as_ref())?;
-                    shell.asked = condition.clone().unwrap_or_default();
+                    let value = shell.optional_integer(condition.as_ref())?;
+                    shell.question = condition.clone().unwrap_or_default();
                     Ok(if condition.is_none() { Some(true) } else { value.map(|value| value != 0) })
                 })?;
             }
@@ -163,23 +168,23 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// Whether a condition holds, where that is certain.
-    fn asks(&mut self, condition: &CompoundList, wanted: bool) -> Result<Option<bool>, ImportError> {
+    /// Runs a condition; returns true if its success is `wanted`, `None` if that is not certain.
+    fn condition(&mut self, condition: &CompoundList, wanted: bool) -> ImportResult<Option<bool>> {
         self.list(condition)?;
-        Ok(self.scope.status.map(|own| own == wanted))
+        Ok(self.scope.status.map(|success| success == wanted))
     }
 
-    fn if_clause(&mut self, own: &IfClauseCommand) -> Result<(), ImportError> {
-        let elses = own.elses.iter().flatten().map(|arm| (arm.condition.as_ref(), &arm.body));
-        let arms: Vec<_> = std::iter::once((Some(&own.condition), &own.then)).chain(elses).collect();
+    fn if_clause(&mut self, clause: &IfClauseCommand) -> ImportResult {
+        let elses = clause.elses.iter().flatten().map(|arm| (arm.condition.as_ref(), &arm.body));
+        let arms: Vec<_> = std::iter::once((Some(&clause.condition), &clause.then)).chain(elses).collect();
         let is_inert = arms.iter().all(|(_, body)| self.is_inert(body));
         for (condition, body) in arms {
             let holds = match condition {
                 None => true,
-                Some(condition) => match self.asks(condition, true)? {
+                Some(condition) => match self.condition(condition, true)? {
                     Some(holds) => holds,
                     None if is_inert => return Ok(()),
-                    None => self.choose_asked(),
+                    None => self.choose_question(),
                 },
             };
             if self.scope.flow != Flow::Next || holds && self.branch(body)? {
@@ -190,21 +195,21 @@ impl Shell<'_> {
         Ok(())
     }
 
-    fn case_clause(&mut self, own: &CaseClauseCommand) -> Result<(), ImportError> {
-        let value = self.text(&own.value.value, Mode::Value)?;
+    fn case_clause(&mut self, clause: &CaseClauseCommand) -> ImportResult {
+        let value = self.text(&clause.value.value, Mode::Value)?;
         let known = self.without_unset(&value);
-        if known.is_none() && own.cases.iter().all(|item| item.cmd.as_ref().is_none_or(|body| self.is_inert(body))) {
+        if known.is_none() && clause.cases.iter().all(|item| item.cmd.as_ref().is_none_or(|body| self.is_inert(body))) {
             return Ok(());
         }
         let mut falls = false;
-        for item in &own.cases {
+        for item in &clause.cases {
             let mut matches = falls;
             for pattern in &item.patterns {
                 matches = matches
                     || match (&known, self.pattern(Some(&pattern.value), "^(?:", ")$")?) {
                         _ if pattern.value == "*" => true,
                         (Some(known), Some(regex)) => regex.is_match(known),
-                        _ => self.choose(&format!("{} is {}", value.text, pattern.value)),
+                        _ => self.branches.choose(&format!("{} is {}", value.text, pattern.value)),
                     };
             }
             if !matches {
@@ -220,14 +225,14 @@ impl Shell<'_> {
         Ok(())
     }
 
-    fn for_clause(&mut self, own: &ForClauseCommand) -> Result<(), ImportError> {
-        let values = match &own.values {
+    fn for_clause(&mut self, clause: &ForClauseCommand) -> ImportResult {
+        let values = match &clause.values {
             Some(words) => self.fields(words)?,
             None => self.scope.arguments.clone(),
         };
-        let mut values = values.into_iter().take(TIMES);
-        let (name, place) = (own.variable_name.clone(), self.place());
-        self.repeat(&own.body.list, |shell| {
+        let mut values = values.into_iter().take(MAX_ITERATIONS);
+        let (name, place) = (clause.variable_name.clone(), self.place());
+        self.repeat(&clause.body.list, |shell| {
             let Some(mut value) = values.next() else {
                 return Ok(Some(false));
             };
@@ -237,22 +242,22 @@ impl Shell<'_> {
         })
     }
 
-    /// Runs a loop as long as `goes_on`; once where that is not certain.
+    /// Runs a loop while `goes_on` returns true; once if that is not certain.
     fn repeat(
         &mut self,
         body: &CompoundList,
-        mut goes_on: impl FnMut(&mut Self) -> Result<Option<bool>, ImportError>,
-    ) -> Result<(), ImportError> {
+        mut goes_on: impl FnMut(&mut Self) -> ImportResult<Option<bool>>,
+    ) -> ImportResult {
         let line = self.line;
-        for turn in 0..TIMES {
+        for iteration in 0..MAX_ITERATIONS {
             let certain = goes_on(self)?;
             let runs = match certain {
                 Some(runs) => runs,
-                None => turn == 0 && !self.is_inert(body) && self.choose_asked(),
+                None => iteration == 0 && !self.is_inert(body) && self.choose_question(),
             };
             if !runs {
-                if turn == 0 {
-                    self.name_options(body);
+                if iteration == 0 {
+                    self.note_options(body);
                 }
                 break;
             }
@@ -278,11 +283,11 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// The options of a loop over the script's arguments, none of which are given.
-    fn name_options(&mut self, body: &CompoundList) {
+    /// Adds a note on the options of a loop over the script's arguments, which are all absent.
+    fn note_options(&mut self, body: &CompoundList) {
         let options: Vec<&str> = commands(body)
             .filter_map(|command| match command {
-                Command::Compound(CompoundCommand::CaseClause(own), _) => Some(&own.cases),
+                Command::Compound(CompoundCommand::CaseClause(clause), _) => Some(&clause.cases),
                 _ => None,
             })
             .flatten()
@@ -295,10 +300,10 @@ impl Shell<'_> {
         }
     }
 
-    /// Whether running these commands or not makes no difference.
+    /// Returns true if these commands have no effect on settings.
     fn is_inert(&self, body: &CompoundList) -> bool {
-        let each = body.0.iter().flat_map(|item| item.0.iter());
-        each.into_iter().all(|(_, pipeline)| self.pipeline_is_inert(pipeline))
+        let pipelines = body.0.iter().flat_map(|item| item.0.iter());
+        pipelines.into_iter().all(|(_, pipeline)| self.pipeline_is_inert(pipeline))
     }
 
     fn pipeline_is_inert(&self, pipeline: &Pipeline) -> bool {
@@ -306,20 +311,20 @@ impl Shell<'_> {
             Command::Simple(simple) => {
                 let name = simple.word_or_name.as_ref().map(|word| word.value.as_str());
                 name.is_some_and(|name| has_word(INERT, name) && !self.scope.functions.contains_key(name))
-                    && !self.scope.output.is_taken
+                    && !self.scope.output.is_captured
             }
-            Command::Compound(CompoundCommand::IfClause(own), _) => {
-                let elses = own.elses.iter().flatten().map(|arm| &arm.body);
-                elses.chain([&own.then]).all(|body| self.is_inert(body))
+            Command::Compound(CompoundCommand::IfClause(clause), _) => {
+                let elses = clause.elses.iter().flatten().map(|arm| &arm.body);
+                elses.chain([&clause.then]).all(|body| self.is_inert(body))
             }
-            Command::Compound(CompoundCommand::BraceGroup(own), _) => self.is_inert(&own.list),
+            Command::Compound(CompoundCommand::BraceGroup(clause), _) => self.is_inert(&clause.list),
             Command::Compound(..) | Command::Function(_) => false,
             Command::ExtendedTest(..) => true,
         })
     }
 }
 
-/// All commands of a list, without those of other lists within.
+/// Commands of a list, without those of nested lists.
 fn commands(list: &CompoundList) -> impl Iterator<Item = &Command> {
     list.0.iter().flat_map(|item| item.0.iter()).flat_map(|(_, pipeline)| &pipeline.seq)
 }

@@ -2,7 +2,7 @@
 
 use super::value::{Mode, Text};
 use super::{Flow, Shell};
-use crate::error::ImportError;
+use crate::error::ImportResult;
 use crate::source_file::SourceFile;
 use brush_parser::ast::{
     Assignment, AssignmentName, AssignmentValue, CommandPrefixOrSuffixItem, FunctionBody, IoFileRedirectKind,
@@ -10,9 +10,9 @@ use brush_parser::ast::{
 };
 
 impl Shell<'_> {
-    pub(super) fn simple(&mut self, simple: &SimpleCommand) -> Result<(), ImportError> {
-        let prefix = simple.prefix.iter().flat_map(|own| &own.0);
-        let suffix = simple.suffix.iter().flat_map(|own| &own.0);
+    pub(super) fn simple(&mut self, simple: &SimpleCommand) -> ImportResult {
+        let prefix = simple.prefix.iter().flat_map(|items| &items.0);
+        let suffix = simple.suffix.iter().flat_map(|items| &items.0);
         let redirects: Vec<&IoRedirect> = (prefix.clone().chain(suffix.clone()))
             .filter_map(|item| match item {
                 CommandPrefixOrSuffixItem::IoRedirect(redirect) => Some(redirect),
@@ -31,12 +31,12 @@ impl Shell<'_> {
             return Ok(());
         };
         let before = self.scope.variables.clone();
-        let mut own_environment = Vec::new();
+        let mut environment = Vec::new();
         for assignment in assignments {
-            // the command's own words do not see them
+            // the command's words do not see them
             self.assign(assignment)?;
             if let AssignmentName::VariableName(name) = &assignment.name {
-                own_environment.extend(self.scope.variables.remove_entry(name));
+                environment.extend(self.scope.variables.remove_entry(name));
             }
         }
         self.scope.variables = before;
@@ -51,13 +51,13 @@ impl Shell<'_> {
                 _ => {}
             }
         }
-        for redirect in redirects.iter().filter(|redirect| is_elsewhere(redirect)) {
+        for redirect in redirects.iter().filter(|redirect| redirects_output(redirect)) {
             if let (IoRedirect::File(_, _, IoFileRedirectTarget::Filename(word)), Some(input)) = (redirect, &input)
                 && ["cat", "tee"].contains(&name.value.as_str())
                 && input.is_known()
             {
                 let path = self.text(&word.value, Mode::Value)?.text;
-                self.made.push(SourceFile::new(path, input.text.clone()));
+                self.written_files.push(SourceFile::new(path, input.text.clone()));
             }
         }
         let output = self.scope.output.clone();
@@ -73,21 +73,21 @@ impl Shell<'_> {
             self.fields(std::iter::once(name).chain(words))?
         };
         if !words.is_empty() {
-            self.asked = words.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
-            self.start(words, &own_environment, input)?;
+            self.question = words.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
+            self.start(words, &environment, input)?;
         }
-        if redirects.into_iter().any(is_elsewhere) {
+        if redirects.into_iter().any(redirects_output) {
             self.scope.output = output;
         }
         Ok(())
     }
 
-    /// `export`, `local` and their like.
+    /// Runs `export`, `local` and similar commands.
     fn declares<'c>(
         &mut self,
         command: &str,
         items: impl Iterator<Item = &'c CommandPrefixOrSuffixItem>,
-    ) -> Result<bool, ImportError> {
+    ) -> ImportResult<bool> {
         if !["export", "local", "declare", "typeset", "readonly"].contains(&command) {
             return Ok(false);
         }
@@ -110,7 +110,7 @@ impl Shell<'_> {
                     if !name.is_known() {
                         // `export $(cat FILE)`
                         let what = self.written(&name.text);
-                        self.obscured(format!("{what} in line {}", self.line));
+                        self.obscure_variables(format!("{what} in line {}", self.line));
                     }
                     self.declare(command, &name.text, is_mapping);
                     name.text
@@ -137,7 +137,7 @@ impl Shell<'_> {
         }
     }
 
-    fn assign(&mut self, assignment: &Assignment) -> Result<(), ImportError> {
+    fn assign(&mut self, assignment: &Assignment) -> ImportResult {
         let place = self.place();
         let (name, key) = match &assignment.name {
             AssignmentName::VariableName(name) => (name, "0".to_owned()),
@@ -157,11 +157,11 @@ impl Shell<'_> {
                 }
                 variable.is_list = true;
                 for (key, word) in words {
-                    let own = match key {
+                    let items = match key {
                         Some(_) => vec![self.text(&word.value, Mode::Value)?],
                         None => self.fields([word])?,
                     };
-                    for mut item in own {
+                    for mut item in items {
                         item.lines.insert(place);
                         let key = match key {
                             Some(key) => self.key(name, &key.value)?,
@@ -177,7 +177,7 @@ impl Shell<'_> {
     }
 
     /// Calls a function of the script.
-    pub(super) fn call(&mut self, function: &(FunctionBody, usize), arguments: Vec<Text>) -> Result<(), ImportError> {
+    pub(super) fn call(&mut self, function: &(FunctionBody, usize), arguments: Vec<Text>) -> ImportResult {
         let outer = std::mem::replace(&mut self.scope.arguments, arguments);
         let (line, file) = (self.line, std::mem::replace(&mut self.file, function.1));
         self.calls.push((file, line));
@@ -198,12 +198,12 @@ impl Shell<'_> {
     }
 }
 
-/// Whether a redirection takes what a command prints elsewhere.
-pub(super) fn is_elsewhere(redirect: &IoRedirect) -> bool {
+/// Returns true if a redirection takes a command's standard output elsewhere.
+pub(super) fn redirects_output(redirect: &IoRedirect) -> bool {
     match redirect {
         IoRedirect::File(descriptor, kind, _) => {
             let writes = !matches!(kind, IoFileRedirectKind::Read | IoFileRedirectKind::DuplicateInput);
-            writes && descriptor.is_none_or(|own| own == 1)
+            writes && descriptor.is_none_or(|number| number == 1)
         }
         IoRedirect::OutputAndError(..) => true,
         IoRedirect::HereDocument(..) | IoRedirect::HereString(..) => false,

@@ -1,24 +1,24 @@
-//! Strings that others become: braces, escapes, what patterns leave, what `printf` prints.
+//! String operations: braces, escapes, pattern removal, `printf`.
 
 use super::value::Text;
 use brush_parser::word::{BraceExpressionMember, BraceExpressionOrText};
 use regex::Regex;
 
-/// Most words that one with braces becomes.
-const MOST: usize = 4096;
+/// Most words of one brace expansion.
+const MAX_WORDS: usize = 4096;
 
 /// The words of a parsed brace expansion.
 pub(super) fn alternatives(pieces: &[BraceExpressionOrText]) -> Vec<String> {
-    let mut all = vec![String::new()];
+    let mut words = vec![String::new()];
     for piece in pieces {
         let ends: Vec<String> = match piece {
             BraceExpressionOrText::Text(text) => vec![text.clone()],
-            BraceExpressionOrText::Expr(members) => members.iter().flat_map(member).take(MOST).collect(),
+            BraceExpressionOrText::Expr(members) => members.iter().flat_map(member).take(MAX_WORDS).collect(),
         };
-        let longer = all.iter().flat_map(|start| ends.iter().map(move |end| format!("{start}{end}")));
-        all = longer.take(MOST).collect();
+        let longer = words.iter().flat_map(|start| ends.iter().map(move |end| format!("{start}{end}")));
+        words = longer.take(MAX_WORDS).collect();
     }
-    all
+    words
 }
 
 fn member(member: &BraceExpressionMember) -> Vec<String> {
@@ -26,7 +26,7 @@ fn member(member: &BraceExpressionMember) -> Vec<String> {
         let by = by.saturating_abs().max(1);
         let count = end.abs_diff(start) / by.unsigned_abs();
         let step = move |n: i64| n.saturating_mul(if end < start { -by } else { by });
-        (0..=count.min(MOST as u64 - 1) as i64).map(move |n| start.saturating_add(step(n)))
+        (0..=count.min(MAX_WORDS as u64 - 1) as i64).map(move |n| start.saturating_add(step(n)))
     };
     match member {
         BraceExpressionMember::NumberSequence { start, end, increment } => {
@@ -42,22 +42,22 @@ fn member(member: &BraceExpressionMember) -> Vec<String> {
 
 /// A list as one string.
 pub(super) fn joined(items: &[Text], by: &str) -> Text {
-    let mut whole = Text::default();
+    let mut joined = Text::default();
     for (at, item) in items.iter().enumerate() {
         if at > 0 {
-            whole.text.push_str(by);
+            joined.text.push_str(by);
         }
-        whole.push(item);
+        joined.push(item);
     }
-    whole
+    joined
 }
 
-/// A text less what a pattern matches at its start or its end.
-pub(super) fn trimmed(text: &str, pattern: Option<&Regex>, at_start: bool, most: bool) -> Option<String> {
+/// Removes a pattern's match from the start or end of a text.
+pub(super) fn trimmed(text: &str, pattern: Option<&Regex>, at_start: bool, longest: bool) -> Option<String> {
     let pattern = pattern?;
     let mut bounds: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
     // from the shortest match to the longest, or the other way round
-    if at_start == most {
+    if at_start == longest {
         bounds.reverse();
     }
     let parts = bounds.into_iter().map(|at| text.split_at(at));
@@ -66,24 +66,24 @@ pub(super) fn trimmed(text: &str, pattern: Option<&Regex>, at_start: bool, most:
     Some(kept.unwrap_or(text).to_owned())
 }
 
-/// What `$'…'` stands for.
+/// Text of `$'…'`.
 pub(super) fn unescaped(text: &str) -> String {
     let mut chars = text.chars();
-    let mut whole = String::new();
+    let mut unescaped = String::new();
     while let Some(c) = chars.next() {
         match (c, if c == '\\' { chars.next() } else { None }) {
-            (_, Some('n')) => whole.push('\n'),
-            (_, Some('t')) => whole.push('\t'),
-            (_, Some(escaped)) => whole.push(escaped),
-            (c, None) => whole.push(c),
+            (_, Some('n')) => unescaped.push('\n'),
+            (_, Some('t')) => unescaped.push('\t'),
+            (_, Some(escaped)) => unescaped.push(escaped),
+            (c, None) => unescaped.push(c),
         }
     }
-    whole
+    unescaped
 }
 
-/// What `printf` prints; nothing for formats with more than `%s` and `%d`.
+/// Output of `printf`; `None` for formats with more than `%s` and `%d`.
 pub(super) fn formatted(format: &Text, arguments: &[Text]) -> Option<Text> {
-    let mut whole = format.with("");
+    let mut output = format.with("");
     let mut arguments = arguments.iter();
     loop {
         let before = arguments.len();
@@ -91,20 +91,20 @@ pub(super) fn formatted(format: &Text, arguments: &[Text]) -> Option<Text> {
         while let Some(c) = chars.next() {
             match (c, if matches!(c, '%' | '\\') { chars.next() } else { None }) {
                 ('%', Some('s' | 'd' | 'i')) => {
-                    if let Some(own) = arguments.next() {
-                        whole.push(own);
+                    if let Some(argument) = arguments.next() {
+                        output.push(argument);
                     }
                 }
-                ('%', Some('%')) => whole.text.push('%'),
-                ('\\', Some('n')) => whole.text.push('\n'),
-                ('\\', Some('t')) => whole.text.push('\t'),
+                ('%', Some('%')) => output.text.push('%'),
+                ('\\', Some('n')) => output.text.push('\n'),
+                ('\\', Some('t')) => output.text.push('\t'),
                 ('%' | '\\', _) => return None,
-                (c, _) => whole.text.push(c),
+                (c, _) => output.text.push(c),
             }
         }
         // the format is repeated as long as there are arguments
         if arguments.len() == 0 || arguments.len() == before {
-            return Some(whole);
+            return Some(output);
         }
     }
 }

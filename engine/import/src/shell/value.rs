@@ -1,25 +1,25 @@
-//! Strings as bash has them, of which parts may be unknown until the script runs.
+//! Strings of bash, of which parts may be unknown until the script runs.
 
 use std::collections::BTreeSet;
 
 /// A line: the file's index, and the line from 1.
 pub(super) type Place = (usize, usize);
 
-/// A string, and the lines that made it. What only running could tell is a placeholder character in it.
+/// A string, and the lines that made it. Placeholder characters mark its unknown parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Text {
     pub text: String,
     pub lines: BTreeSet<Place>,
 }
 
-/// What a placeholder stands for.
+/// An unknown text behind a placeholder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unknown {
-    /// As the script has it.
+    /// Source text.
     pub written: String,
-    /// What it would take to know it.
+    /// Description of what it depends on.
     pub needs: String,
-    /// A variable that nothing sets: bash has an empty string for it.
+    /// True for an unset variable, which is empty in bash.
     pub is_unset: bool,
 }
 
@@ -31,17 +31,17 @@ pub(super) struct Variable {
     pub exported: bool,
 }
 
-/// First placeholder; the characters from here on are nobody's.
-const FIRST: u32 = 0xF_0000;
+/// First placeholder: the start of a private use area of Unicode.
+const FIRST_PLACEHOLDER: u32 = 0xF_0000;
 
-/// The placeholder with a number.
+/// The placeholder with an index.
 pub(super) fn placeholder(number: usize) -> char {
-    char::from_u32(FIRST + number as u32).unwrap_or(char::MAX)
+    char::from_u32(FIRST_PLACEHOLDER + number as u32).unwrap_or(char::MAX)
 }
 
-/// The number of a placeholder.
+/// The index of a placeholder.
 pub(super) fn number(c: char) -> Option<usize> {
-    u32::from(c).checked_sub(FIRST).map(|number| number as usize)
+    u32::from(c).checked_sub(FIRST_PLACEHOLDER).map(|number| number as usize)
 }
 
 impl Text {
@@ -78,40 +78,40 @@ impl Variable {
         if let Some(from_end) = key.strip_prefix('-').and_then(|n| n.parse::<usize>().ok()) {
             return self.items.iter().rev().nth(from_end.checked_sub(1)?).map(|(_, item)| item);
         }
-        self.items.iter().find(|(own, _)| own == key).map(|(_, item)| item)
+        self.items.iter().find(|(known, _)| known == key).map(|(_, item)| item)
     }
 
-    pub fn all(&self) -> Vec<Text> {
+    pub fn texts(&self) -> Vec<Text> {
         self.items.iter().map(|(_, item)| item.clone()).collect()
     }
 
-    /// Puts an item; with `append`, behind what the item is.
+    /// Sets an item, or appends to it.
     pub fn put(&mut self, key: String, item: Text, append: bool) {
-        match self.items.iter_mut().find(|(own, _)| *own == key) {
-            Some((_, own)) if append => own.push(&item),
-            Some((_, own)) => *own = item,
+        match self.items.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, current)) if append => current.push(&item),
+            Some((_, current)) => *current = item,
             None => self.items.push((key, item)),
         }
     }
 }
 
-/// What a word becomes, while it is expanded.
+/// State of a word expansion.
 pub(super) struct Fields {
     pub done: Vec<Text>,
     pub current: Option<Text>,
     pub mode: Mode,
-    /// What separates words.
+    /// Separators of words.
     pub separators: String,
 }
 
-/// What a word is expanded for.
+/// Context of a word expansion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Arguments of a command: unquoted variables are as many words as they have.
+    /// Arguments of a command: unquoted variables are split into words.
     Words,
     /// A value: one string.
     Value,
-    /// A pattern: what is quoted stands for itself.
+    /// A pattern: quoted text is literal.
     Pattern,
 }
 
@@ -162,12 +162,12 @@ impl Fields {
         self.done.extend(self.current.take());
     }
 
-    pub fn whole(mut self) -> Text {
+    pub fn into_text(mut self) -> Text {
         self.finish();
-        let mut whole = Text::default();
+        let mut text = Text::default();
         for part in &self.done {
-            whole.push(part);
+            text.push(part);
         }
-        whole
+        text
     }
 }

@@ -1,9 +1,9 @@
-//! What words become: quotes, variables and their defaults, patterns, lists, command output.
+//! Word expansion: quotes, variables and their defaults, patterns, lists, command output.
 
 use super::Shell;
 use super::strings::{alternatives, joined, trimmed, unescaped};
 use super::value::{Fields, Mode, Text, Variable};
-use crate::error::ImportError;
+use crate::error::ImportResult;
 use brush_parser::ast::Word;
 use brush_parser::word::{
     Parameter, ParameterExpr, ParameterTestType, ParameterTransformOp, SpecialParameter, SubstringMatchKind, TildeExpr,
@@ -12,40 +12,40 @@ use brush_parser::word::{
 use brush_parser::{pattern, word};
 use regex::Regex;
 
-/// Longest word, in characters: variables that double each other end here.
-const LONGEST: usize = 1 << 18;
+/// Longest word, in characters: a limit for variables that double each other.
+const MAX_WORD_CHARS: usize = 1 << 18;
 
-/// What a parameter is.
-struct Found {
-    /// Nothing where it is unset.
+/// Value of a parameter.
+struct ParameterValue {
+    /// `None` if it is unset.
     items: Option<Vec<Text>>,
     /// `@` and `*`: all of a list.
     is_all: bool,
     joins: bool,
-    /// The variable, where it is one.
+    /// The variable's name, if it is one.
     name: Option<String>,
 }
 
 impl Shell<'_> {
-    /// The arguments that words become.
-    pub(super) fn fields<'w>(&mut self, words: impl IntoIterator<Item = &'w Word>) -> Result<Vec<Text>, ImportError> {
-        let mut all = Vec::new();
+    /// Expands words to arguments.
+    pub(super) fn fields<'w>(&mut self, words: impl IntoIterator<Item = &'w Word>) -> ImportResult<Vec<Text>> {
+        let mut arguments = Vec::new();
         for word in words {
             for raw in self.braces(&word.value) {
                 let mut fields = Fields::new(Mode::Words, self.separators().as_deref());
                 self.expand(&raw, &mut fields)?;
                 fields.finish();
-                all.extend(fields.done);
+                arguments.extend(fields.done);
             }
         }
-        Ok(all)
+        Ok(arguments)
     }
 
-    /// The one string that a word becomes.
-    pub(super) fn text(&mut self, raw: &str, mode: Mode) -> Result<Text, ImportError> {
+    /// Expands a word to one string.
+    pub(super) fn text(&mut self, raw: &str, mode: Mode) -> ImportResult<Text> {
         let mut fields = Fields::new(mode, None);
         self.expand(raw, &mut fields)?;
-        Ok(fields.whole())
+        Ok(fields.into_text())
     }
 
     fn separators(&self) -> Option<String> {
@@ -59,7 +59,7 @@ impl Shell<'_> {
         parsed.map_or_else(|| vec![raw.to_owned()], |pieces| alternatives(&pieces))
     }
 
-    fn expand(&mut self, raw: &str, into: &mut Fields) -> Result<(), ImportError> {
+    fn expand(&mut self, raw: &str, into: &mut Fields) -> ImportResult {
         self.deeper()?;
         let Ok(pieces) = word::parse(raw, &self.options) else {
             return Err(self.error(format!("expected a word of bash, found `{raw}`; correct it")));
@@ -69,21 +69,15 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// A here-document's text.
-    pub(super) fn document(&mut self, raw: &str) -> Result<Text, ImportError> {
+    /// Expands the text of a here-document.
+    pub(super) fn document(&mut self, raw: &str) -> ImportResult<Text> {
         let mut fields = Fields::new(Mode::Value, None);
         let pieces = word::parse_heredoc(raw, &self.options).unwrap_or_default();
         self.pieces(raw, &pieces, true, &mut fields)?;
-        Ok(fields.whole())
+        Ok(fields.into_text())
     }
 
-    fn pieces(
-        &mut self,
-        raw: &str,
-        pieces: &[WordPieceWithSource],
-        quoted: bool,
-        into: &mut Fields,
-    ) -> Result<(), ImportError> {
+    fn pieces(&mut self, raw: &str, pieces: &[WordPieceWithSource], quoted: bool, into: &mut Fields) -> ImportResult {
         for piece in pieces {
             let written = raw.get(piece.start_index..piece.end_index).unwrap_or(raw);
             match &piece.piece {
@@ -113,7 +107,7 @@ impl Shell<'_> {
                     into.value(&self.known_or(number, written, &format!("the value of {written}")), quoted);
                 }
             }
-            if into.current.as_ref().is_some_and(|word| word.text.len() > LONGEST) {
+            if into.current.as_ref().is_some_and(|word| word.text.len() > MAX_WORD_CHARS) {
                 return Err(self.error("a word becomes longer than 256 KiB; do variables double each other?"));
             }
         }
@@ -125,33 +119,34 @@ impl Shell<'_> {
     }
 
     fn tilde(&mut self, tilde: &TildeExpr, written: &str) -> Text {
-        let variable = match tilde {
+        let name = match tilde {
             TildeExpr::Home => "HOME",
             TildeExpr::WorkingDir => "PWD",
             _ => return Text::new(written),
         };
-        self.variable(variable).and_then(|own| own.at("0").cloned()).unwrap_or_else(|| Text::new(written))
+        self.variable(name).and_then(|variable| variable.at("0").cloned()).unwrap_or_else(|| Text::new(written))
     }
 
     /// A variable of the script or the environment.
     pub(super) fn variable(&mut self, name: &str) -> Option<Variable> {
-        if let Some(own) = self.scope.variables.get(name) {
-            return Some(own.clone());
+        if let Some(value) = self.scope.variables.get(name) {
+            return Some(value.clone());
         }
-        if let Some(own) = (self.environment)(name) {
-            return Some(Variable::text(Text::new(own)));
+        if let Some(value) = (self.environment)(name) {
+            return Some(Variable::text(Text::new(value)));
         }
         let place = self.scope.sourced.clone()?;
         let needs = format!("the variable {name}, which {place} may set");
-        if self.choose(&format!("source {place}")) {
+        if self.branches.choose(&format!("source {place}")) {
             return None;
         }
         Some(Variable::text(self.unknown(&format!("${name}"), &needs, false)))
     }
 
-    fn find(&mut self, parameter: &Parameter) -> Result<Found, ImportError> {
-        let all = |items, joins, name: Option<&String>| Found { items, is_all: true, joins, name: name.cloned() };
-        let one = |item: Option<Text>, name: Option<&String>| Found {
+    fn find(&mut self, parameter: &Parameter) -> ImportResult<ParameterValue> {
+        let many =
+            |items, joins, name: Option<&String>| ParameterValue { items, is_all: true, joins, name: name.cloned() };
+        let one = |item: Option<Text>, name: Option<&String>| ParameterValue {
             items: item.map(|item| vec![item]),
             is_all: false,
             joins: false,
@@ -160,7 +155,7 @@ impl Shell<'_> {
         Ok(match parameter {
             Parameter::Positional(number) => one(self.scope.arguments.get(*number as usize - 1).cloned(), None),
             Parameter::Special(SpecialParameter::AllPositionalParameters { concatenate }) => {
-                all(Some(self.scope.arguments.clone()).filter(|all| !all.is_empty()), *concatenate, None)
+                many(Some(self.scope.arguments.clone()).filter(|arguments| !arguments.is_empty()), *concatenate, None)
             }
             Parameter::Special(special) => one(
                 match special {
@@ -176,19 +171,21 @@ impl Shell<'_> {
                 .or_else(|| Some(self.unknown(&format!("${special}"), "a value of the running script", false))),
                 None,
             ),
-            Parameter::Named(name) => one(self.variable(name).and_then(|own| own.at("0").cloned()), Some(name)),
+            Parameter::Named(name) => {
+                one(self.variable(name).and_then(|variable| variable.at("0").cloned()), Some(name))
+            }
             Parameter::NamedWithIndex { name, index } => {
                 let key = self.key(name, index)?;
-                one(self.variable(name).and_then(|own| own.at(&key).cloned()), None)
+                one(self.variable(name).and_then(|variable| variable.at(&key).cloned()), None)
             }
             Parameter::NamedWithAllIndices { name, concatenate } => {
-                all(self.variable(name).map(|list| list.all()), *concatenate, Some(name))
+                many(self.variable(name).map(|list| list.texts()), *concatenate, Some(name))
             }
         })
     }
 
-    /// The key of a list's item: a number, or a mapping's word.
-    pub(super) fn key(&mut self, name: &str, index: &str) -> Result<String, ImportError> {
+    /// The key of an item: a list's index or a mapping's word.
+    pub(super) fn key(&mut self, name: &str, index: &str) -> ImportResult<String> {
         let is_mapping = self.scope.mappings.contains(name);
         if !is_mapping && let Some(number) = self.arithmetic(index)? {
             return Ok(number.text);
@@ -202,7 +199,7 @@ impl Shell<'_> {
         written: &str,
         quoted: bool,
         into: &mut Fields,
-    ) -> Result<(), ImportError> {
+    ) -> ImportResult {
         use ParameterExpr as E;
         let (parameter, indirect) = match expression {
             E::MemberKeys { variable_name, .. } => {
@@ -234,20 +231,21 @@ impl Shell<'_> {
             | E::LowercasePattern { parameter, indirect, .. }
             | E::ReplaceSubstring { parameter, indirect, .. } => (parameter, *indirect),
         };
-        let mut found = self.find(parameter)?;
+        let mut value = self.find(parameter)?;
         if indirect {
-            let name = found.items.and_then(|items| Some(items.first()?.text.clone())).unwrap_or_default();
+            let name = value.items.and_then(|items| Some(items.first()?.text.clone())).unwrap_or_default();
             let target = word::parse_parameter(&name, &self.options).unwrap_or(Parameter::Named(name));
-            found = self.find(&target)?;
+            value = self.find(&target)?;
         }
-        let Some(items) = self.tested(expression, &mut found, quoted, into)? else {
+        let Some(items) = self.items(expression, &mut value, quoted, into)? else {
             return Ok(());
         };
-        let items = self.transformed(expression, &found, items, written)?;
-        if found.is_all && !(found.joins && quoted) {
+        let items = self.transformed(expression, &value, items, written)?;
+        if value.is_all && !(value.joins && quoted) {
             into.list(&items, quoted);
-        } else if found.is_all {
-            let by = self.separators().and_then(|own| own.chars().next()).map_or(" ".to_owned(), String::from);
+        } else if value.is_all {
+            let by =
+                self.separators().and_then(|separators| separators.chars().next()).map_or(" ".to_owned(), String::from);
             into.value(&joined(&items, &by), quoted);
         } else {
             into.value(items.first().unwrap_or(&Text::default()), quoted);
@@ -255,18 +253,18 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// The items of a parameter; nothing where `into` has what stands in their place.
-    fn tested(
+    /// Items of a parameter; `None` if its default or alternative went to `into`.
+    fn items(
         &mut self,
         expression: &ParameterExpr,
-        found: &mut Found,
+        value: &mut ParameterValue,
         quoted: bool,
         into: &mut Fields,
-    ) -> Result<Option<Vec<Text>>, ImportError> {
+    ) -> ImportResult<Option<Vec<Text>>> {
         use ParameterExpr as E;
         let or_empty = |test: &ParameterTestType| matches!(test, ParameterTestType::UnsetOrNull);
-        let is_empty = found.items.as_ref().is_none_or(|items| items.iter().all(|item| item.text.is_empty()));
-        let is_set = |test: &ParameterTestType| found.items.is_some() && !(or_empty(test) && is_empty);
+        let is_empty = value.items.as_ref().is_none_or(|items| items.iter().all(|item| item.text.is_empty()));
+        let is_set = |test: &ParameterTestType| value.items.is_some() && !(or_empty(test) && is_empty);
         let word = match expression {
             E::UseDefaultValues { test_type, default_value, .. }
             | E::AssignDefaultValues { test_type, default_value, .. } => (!is_set(test_type)).then_some(default_value),
@@ -277,30 +275,30 @@ impl Shell<'_> {
                 Some(alternative_value)
             }
             E::IndicateErrorIfNullOrUnset { test_type, .. } if !is_set(test_type) => {
-                found.items = None;
+                value.items = None;
                 None
             }
             _ => None,
         };
         if let Some(word) = word {
             let raw = word.as_deref().unwrap_or_default();
-            if let (E::AssignDefaultValues { .. }, Some(name)) = (expression, &found.name) {
-                let value = self.text(raw, Mode::Value)?;
-                into.value(&value, quoted);
-                self.scope.variables.insert(name.clone(), Variable::text(value));
+            if let (E::AssignDefaultValues { .. }, Some(name)) = (expression, &value.name) {
+                let text = self.text(raw, Mode::Value)?;
+                into.value(&text, quoted);
+                self.scope.variables.insert(name.clone(), Variable::text(text));
             } else if quoted {
-                let value = self.text(raw, Mode::Value)?;
-                into.value(&value, true);
+                let text = self.text(raw, Mode::Value)?;
+                into.value(&text, true);
             } else {
                 self.expand(raw, into)?;
             }
             return Ok(None);
         }
-        if found.items.is_none() && found.is_all {
+        if value.items.is_none() && value.is_all {
             return Ok(Some(Vec::new()));
         }
-        Ok(Some(found.items.clone().unwrap_or_else(|| {
-            let (written, needs) = match &found.name {
+        Ok(Some(value.items.clone().unwrap_or_else(|| {
+            let (written, needs) = match &value.name {
                 Some(name) => (
                     format!("${name}"),
                     format!("the variable {name}, which neither the script nor the environment sets"),
@@ -314,25 +312,26 @@ impl Shell<'_> {
     fn transformed(
         &mut self,
         expression: &ParameterExpr,
-        found: &Found,
+        value: &ParameterValue,
         items: Vec<Text>,
         written: &str,
-    ) -> Result<Vec<Text>, ImportError> {
+    ) -> ImportResult<Vec<Text>> {
         use ParameterExpr as E;
         if let E::ParameterLength { .. } = expression {
             let length =
-                if found.is_all { items.len() } else { items.first().map_or(0, |item| item.text.chars().count()) };
-            let known = found.is_all || items.iter().all(Text::is_known);
+                if value.is_all { items.len() } else { items.first().map_or(0, |item| item.text.chars().count()) };
+            let known = value.is_all || items.iter().all(Text::is_known);
             let length = known.then(|| joined(&items, "").with(length.to_string()));
             return Ok(vec![self.known_or(length, written, &format!("the value of {written}"))]);
         }
-        if let (E::Substring { offset, length, .. }, true) = (expression, found.is_all) {
-            let (from, count) = (self.whole(&offset.value)?, self.optional(length.as_ref().map(|own| &own.value))?);
+        if let (E::Substring { offset, length, .. }, true) = (expression, value.is_all) {
+            let (from, count) =
+                (self.integer(&offset.value)?, self.optional_integer(length.as_ref().map(|length| &length.value))?);
             // `${@:1}` begins with the first argument
-            let from = from.unwrap_or(0).max(0) as usize - usize::from(found.name.is_none() && from.unwrap_or(0) > 0);
+            let from = from.unwrap_or(0).max(0) as usize - usize::from(value.name.is_none() && from.unwrap_or(0) > 0);
             return Ok(items.into_iter().skip(from).take(count.map_or(usize::MAX, |n| n.max(0) as usize)).collect());
         }
-        let mut all = Vec::new();
+        let mut texts = Vec::new();
         for item in items {
             let changed = match expression {
                 E::Parameter { .. }
@@ -342,12 +341,12 @@ impl Shell<'_> {
                 _ if !item.is_known() => None,
                 _ => self.changed(expression, &item.text)?.map(|text| item.with(text)),
             };
-            all.push(self.known_or(changed, written, &format!("the value of {written}")));
+            texts.push(self.known_or(changed, written, &format!("the value of {written}")));
         }
-        Ok(all)
+        Ok(texts)
     }
 
-    fn changed(&mut self, expression: &ParameterExpr, text: &str) -> Result<Option<String>, ImportError> {
+    fn changed(&mut self, expression: &ParameterExpr, text: &str) -> ImportResult<Option<String>> {
         use ParameterExpr as E;
         Ok(Some(match expression {
             E::RemoveSmallestSuffixPattern { pattern, .. }
@@ -356,10 +355,10 @@ impl Shell<'_> {
             | E::RemoveLargestPrefixPattern { pattern, .. } => {
                 let at_start =
                     matches!(expression, E::RemoveSmallestPrefixPattern { .. } | E::RemoveLargestPrefixPattern { .. });
-                let most =
+                let longest =
                     matches!(expression, E::RemoveLargestSuffixPattern { .. } | E::RemoveLargestPrefixPattern { .. });
                 let pattern = self.pattern(pattern.as_deref(), "^(?:", ")$")?;
-                return Ok(trimmed(text, pattern.as_ref(), at_start, most));
+                return Ok(trimmed(text, pattern.as_ref(), at_start, longest));
             }
             E::ReplaceSubstring { pattern, replacement, match_kind, .. } => {
                 let (before, after) = match match_kind {
@@ -376,7 +375,8 @@ impl Shell<'_> {
             }
             E::Substring { offset, length, .. } => {
                 let chars: Vec<char> = text.chars().collect();
-                let (from, count) = (self.whole(&offset.value)?, self.optional(length.as_ref().map(|own| &own.value))?);
+                let (from, count) =
+                    (self.integer(&offset.value)?, self.optional_integer(length.as_ref().map(|length| &length.value))?);
                 let at =
                     |n: i64| if n < 0 { chars.len().saturating_sub(n.unsigned_abs() as usize) } else { n as usize };
                 let from = at(from.unwrap_or(0)).min(chars.len());
@@ -402,13 +402,8 @@ impl Shell<'_> {
         }))
     }
 
-    /// A pattern as a regular expression; nothing where it is not known.
-    pub(super) fn pattern(
-        &mut self,
-        raw: Option<&str>,
-        before: &str,
-        after: &str,
-    ) -> Result<Option<Regex>, ImportError> {
+    /// Converts a pattern to a regular expression; `None` if it is unknown.
+    pub(super) fn pattern(&mut self, raw: Option<&str>, before: &str, after: &str) -> ImportResult<Option<Regex>> {
         let pattern = self.text(raw.unwrap_or_default(), Mode::Pattern)?;
         let text = self.without_unset(&pattern);
         let regex = text.and_then(|text| pattern::pattern_to_regex_str(&text, true).ok());

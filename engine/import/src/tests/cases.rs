@@ -1,4 +1,4 @@
-//! What keys become: the cases of `cases.txt`, which says how they are written.
+//! Conversions of keys: the cases of `cases.txt`, which documents their format.
 
 use super::{at, environment, imported, outcome};
 use crate::{Imported, KeyOutcome, Options, SourceFile, import};
@@ -84,7 +84,7 @@ fn wrong(found: &Imported, expected: &str) -> Option<String> {
         }
         key => {
             let (sign, rest) = rest.split_once(' ').expect("a sign");
-            let said = |why: &str| (!why.contains(rest)).then(|| why.to_owned());
+            let mismatch = |why: &str| (!why.contains(rest)).then(|| why.to_owned());
             match sign {
                 "=" => {
                     let value = at(found, &format!("/{}", key.replace('.', "/")));
@@ -92,7 +92,7 @@ fn wrong(found: &Imported, expected: &str) -> Option<String> {
                     (!same(&value, &expected)).then(|| value.to_string())
                 }
                 _ => match (sign, outcome(found, &whole(key))) {
-                    ("~", KeyOutcome::NotNeeded { why }) | ("!", KeyOutcome::Cannot { why }) => said(why),
+                    ("~", KeyOutcome::NotNeeded { why }) | ("!", KeyOutcome::Cannot { why }) => mismatch(why),
                     (_, other) => Some(format!("{other:?}")),
                 },
             }

@@ -22,8 +22,8 @@ fn megatrons_optimizer_counts_where_megatron_trains() {
                clip_grad: \"${policy.max_grad_norm}\", optimizer_cpu_offload: true, optimizer_offload_fraction: 0.5}\n    \
                scheduler: {lr_decay_style: constant, lr_warmup_iters: 13, lr_warmup_init: 3.0e-8, lr_decay_iters: 1000, \
                start_weight_decay: \"${policy.megatron_cfg.optimizer.weight_decay}\"}\n";
-    let found = layered(&[("base.yaml", base), ("run.yaml", run)]).expect("two files");
-    let optim = at(&found, "/optim");
+    let result = layered(&[("base.yaml", base), ("run.yaml", run)]).expect("two files");
+    let optim = at(&result, "/optim");
     assert_eq!(optim["lr"], 3e-7);
     assert_eq!(optim["weight_decay"], 0.1);
     assert_eq!(optim["betas"], json!([0.9, 0.98]));
@@ -35,13 +35,13 @@ fn megatrons_optimizer_counts_where_megatron_trains() {
         assert_eq!(optim["lr_scheduler"][key], *value, "{key}");
     }
     assert!((optim["lr_scheduler"]["min_lr_ratio"].as_f64().expect("a share") - 0.1).abs() < 1e-12);
-    assert_eq!(at(&found, "/memory/optimizer_offload"), "cpu");
-    assert_eq!(at(&found, "/memory/offload_fraction"), 0.5);
-    assert_eq!(at(&found, "/memory/gradient_checkpointing"), true);
-    assert_eq!(at(&found, "/memory/tensor_model_parallel_size"), 2);
-    let taken = super::outcome(&found, "policy.optimizer.kwargs.lr");
+    assert_eq!(at(&result, "/memory/optimizer_offload"), "cpu");
+    assert_eq!(at(&result, "/memory/offload_fraction"), 0.5);
+    assert_eq!(at(&result, "/memory/gradient_checkpointing"), true);
+    assert_eq!(at(&result, "/memory/tensor_model_parallel_size"), 2);
+    let taken = super::outcome(&result, "policy.optimizer.kwargs.lr");
     assert!(matches!(taken, KeyOutcome::NotNeeded { why } if why.contains("in place of the section")), "{taken:?}");
-    assert_eq!(gaps(&found), [""; 0]);
+    assert_eq!(gaps(&result), [""; 0]);
 }
 
 #[test]
@@ -55,14 +55,14 @@ fn prompts_come_from_their_files() {
     let prompt = write("cot.txt", "Answer inside of \\boxed{{}}.\n{}\n");
     let system = write("system.txt", "You are careful.");
     let nemo = |text: &str| layered(&[("run.yaml", &format!("grpo: {{max_num_steps: 1}}\n{text}"))]).expect("a run");
-    let found = nemo(&format!(
+    let result = nemo(&format!(
         "policy: {{model_name: q/m}}\ndata:\n  train: {{data_path: rows.jsonl, input_key: problem}}\n  \
          default: {{prompt_file: {prompt}, system_prompt_file: {system}}}\n"
     ));
     let messages = json!([{"role": "user", "content": "Answer inside of \\boxed{{}}.\n{problem}\n"}]);
-    assert_eq!(at(&found, "/task/messages"), messages);
-    assert_eq!(at(&found, "/task/system_prompt"), "You are careful.");
-    assert_eq!(gaps(&found), [""; 0]);
+    assert_eq!(at(&result, "/task/messages"), messages);
+    assert_eq!(at(&result, "/task/system_prompt"), "You are careful.");
+    assert_eq!(gaps(&result), [""; 0]);
     let absent = nemo("data: {default: {prompt_file: no/such.txt, system_prompt_file: null}}\n");
     assert_eq!(gaps(&absent), ["data.default.prompt_file"]);
 }

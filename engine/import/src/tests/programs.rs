@@ -2,19 +2,19 @@
 
 use super::{environment, imported};
 use crate::SourceFile;
-use crate::entry::{Entry, Given, Reading};
+use crate::entry::{Entry, ParsedSource, SourceValue};
 use serde_json::Value;
 
-fn read(program: &str) -> Reading {
+fn read(program: &str) -> ParsedSource {
     let file = SourceFile::new("train.py", program);
     file.read(&[], &environment).unwrap_or_else(|e| panic!("{program}: {e}"))
 }
 
 fn shown(entry: &Entry) -> String {
-    match &entry.given {
-        Given::Value(Value::String(text)) => text.clone(),
-        Given::Value(value) => value.to_string(),
-        Given::Open { text, .. } => format!("?{text}"),
+    match &entry.value {
+        SourceValue::Known(Value::String(text)) => text.clone(),
+        SourceValue::Known(value) => value.to_string(),
+        SourceValue::Unresolved { text, .. } => format!("?{text}"),
     }
 }
 
@@ -144,8 +144,8 @@ fn a_configuration_is_what_its_mappings_and_later_changes_make_of_it() {
     for program in
         ["GRPOConfig(max_steps=1, **load())", "c = GRPOConfig(max_steps=1)\nfor k, v in load():\n    setattr(c, k, v)"]
     {
-        let found = imported("train.py", program);
-        assert!(found.missing.iter().any(|own| own.key == "optim.lr"), "{program}: {:?}", found.missing);
+        let result = imported("train.py", program);
+        assert!(result.missing.iter().any(|own| own.key == "optim.lr"), "{program}: {:?}", result.missing);
     }
 }
 
@@ -155,7 +155,7 @@ fn reward_functions_are_named_and_those_of_the_file_have_their_lines() {
                    GRPOTrainer(model='q/m', args=GRPOConfig(max_steps=5), reward_funcs=FUNCS)\n";
     let reading = read(program);
     let funcs = reading.entries.iter().find(|entry| entry.key == "GRPOTrainer.reward_funcs").expect("rewards");
-    assert_eq!(funcs.given, Given::Value(serde_json::json!(["right", "accuracy_reward"])));
+    assert_eq!(funcs.value, SourceValue::Known(serde_json::json!(["right", "accuracy_reward"])));
     let right = reading.definitions.iter().find(|(name, _)| name == "right").expect("a definition");
     assert_eq!(right.1.line, Some(3));
     assert!(!reading.definitions.iter().any(|(name, _)| name == "accuracy_reward"));
@@ -166,7 +166,7 @@ fn reward_functions_are_named_and_those_of_the_file_have_their_lines() {
 #[test]
 fn a_value_of_a_branch_is_to_be_replaced_with_its_lines() {
     let program = "steps = 10\nif torch.cuda.is_available():\n    steps = 20\nargs = GRPOConfig(max_steps=steps)\n";
-    let found = imported("train.py", program);
-    let own = found.missing.iter().find(|own| own.key == "trainer.steps").expect("steps");
-    assert!(own.what.contains("10 (line 1)") && own.what.contains("20 (line 3)"), "{}", own.what);
+    let result = imported("train.py", program);
+    let missing = result.missing.iter().find(|missing| missing.key == "trainer.steps").expect("steps");
+    assert!(missing.what.contains("10 (line 1)") && missing.what.contains("20 (line 3)"), "{}", missing.what);
 }

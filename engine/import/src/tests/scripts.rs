@@ -1,11 +1,11 @@
 //! Launch scripts: what bash would pass, and what only a run decides.
 
 use super::{at, environment, imported, outcome, refusal};
-use crate::entry::{Entry, Given, PROGRAM};
+use crate::entry::{Entry, PROGRAM, SourceValue};
 use crate::{Imported, ImportedKey, KeyOutcome, Missing, Options, SourceFile, import};
 use serde_json::{Value, json};
 
-/// What scripts make of a launch: its keys, with `?` before what is not known.
+/// Settings of a script's launch, with `?` before unknown values.
 fn launched(script: &str) -> Vec<(String, String)> {
     let file = SourceFile::new("run.sh", script);
     let lookup = |name: &str| match name {
@@ -14,10 +14,10 @@ fn launched(script: &str) -> Vec<(String, String)> {
         _ => None,
     };
     let reading = file.read(std::slice::from_ref(&file), &lookup).unwrap_or_else(|e| panic!("{script}: {e}"));
-    let shown = |entry: &Entry| match &entry.given {
-        Given::Value(Value::String(text)) => text.clone(),
-        Given::Value(value) => value.to_string(),
-        Given::Open { text, .. } => format!("?{text}"),
+    let shown = |entry: &Entry| match &entry.value {
+        SourceValue::Known(Value::String(text)) => text.clone(),
+        SourceValue::Known(value) => value.to_string(),
+        SourceValue::Unresolved { text, .. } => format!("?{text}"),
     };
     let settings = reading.entries.iter().filter(|entry| entry.key != PROGRAM);
     settings.map(|entry| (entry.key.clone(), shown(entry))).collect()
@@ -25,13 +25,13 @@ fn launched(script: &str) -> Vec<(String, String)> {
 
 /// The value of `a.b` at the end of a script that begins so.
 fn value(script: &str, word: &str) -> String {
-    let found = launched(&format!("{script}\npython3 -m x {word}\n"));
-    found.iter().rfind(|(key, _)| key == "a.b").map_or_else(|| format!("{found:?}"), |(_, value)| value.clone())
+    let result = launched(&format!("{script}\npython3 -m x {word}\n"));
+    result.iter().rfind(|(key, _)| key == "a.b").map_or_else(|| format!("{result:?}"), |(_, value)| value.clone())
 }
 
 fn missing<'i>(imported: &'i Imported, key: &str) -> &'i Missing {
-    let own = imported.missing.iter().find(|own| own.key == key);
-    own.unwrap_or_else(|| panic!("{key} is not to be replaced: {:?}", imported.missing))
+    let missing = imported.missing.iter().find(|missing| missing.key == key);
+    missing.unwrap_or_else(|| panic!("{key} is not to be replaced: {:?}", imported.missing))
 }
 
 #[test]
@@ -131,24 +131,24 @@ fn a_branch_that_is_not_taken_sets_nothing() {
                   mini=16\n    EXTRA+=(actor_rollout_ref.rollout.enforce_eager=True)\n    ;;\nesac\npython3 -m verl.trainer.main_ppo \
                   algorithm.adv_estimator=grpo data.train_batch_size=$batch data.max_response_length=$length \\\n  \
                   actor_rollout_ref.actor.ppo_mini_batch_size=$mini \"${EXTRA[@]}\"\n";
-    let found = imported("run.sh", script);
-    assert_eq!(at(&found, "/trainer/train_batch_size"), 1024);
-    assert_eq!(at(&found, "/rollout/response_length"), 2048);
-    assert_eq!(at(&found, "/update/ppo_mini_batch_size"), 256);
-    assert!(!found.config.contains("enforce_eager"), "{}", found.config);
+    let result = imported("run.sh", script);
+    assert_eq!(at(&result, "/trainer/train_batch_size"), 1024);
+    assert_eq!(at(&result, "/rollout/response_length"), 2048);
+    assert_eq!(at(&result, "/update/ppo_mini_batch_size"), 256);
+    assert!(!result.config.contains("enforce_eager"), "{}", result.config);
     // the same, where only the machine decides: every key of both branches is to be replaced
     let probed = script.replace("${DEVICE:-gpu}", "$(probe)").replace("total", "");
-    let found = imported("run.sh", &probed);
+    let result = imported("run.sh", &probed);
     for (key, parts) in [
         ("trainer.train_batch_size", ["1024 (line 3)", "16 (line 5)"]),
         ("rollout.response_length", ["2048 (line 3)", "32768 (line 6)"]),
         ("update.ppo_mini_batch_size", ["256 (line 3)", "16 (line 7)"]),
         ("rollout.enforce_eager", ["true (line 8)", "none"]),
     ] {
-        let what = &missing(&found, key).what;
+        let what = &missing(&result, key).what;
         assert!(parts.iter().all(|part| what.contains(part)), "{key}: {what}");
     }
-    assert!(matches!(outcome(&found, "data.train_batch_size"), KeyOutcome::Cannot { .. }));
+    assert!(matches!(outcome(&result, "data.train_batch_size"), KeyOutcome::Cannot { .. }));
 }
 
 #[test]
@@ -157,10 +157,10 @@ fn what_follows_from_a_key_without_a_value_is_to_be_replaced_too() {
                   data.train_batch_size=$batch trainer.total_epochs=2\n";
     let files = [SourceFile::new("run.sh", script)];
     let options = Options { rows: Some(640), ..Options::default() };
-    let found = import(&files, &options, &environment).expect("a script");
-    let own = missing(&found, "trainer.steps");
-    assert_eq!(own.stands_in, 20, "2 epochs of 10 steps of 64 prompts");
-    assert!(own.what.contains("data.train_batch_size"), "{}", own.what);
+    let result = import(&files, &options, &environment).expect("a script");
+    let steps = missing(&result, "trainer.steps");
+    assert_eq!(steps.stands_in, 20, "2 epochs of 10 steps of 64 prompts");
+    assert!(steps.what.contains("data.train_batch_size"), "{}", steps.what);
 }
 
 #[test]
@@ -169,16 +169,16 @@ fn of_a_string_of_settings_the_others_survive_an_unset_variable() {
                   actor_rollout_ref.actor.use_kl_loss=True \\\n  actor_rollout_ref.actor.kl_loss_coef=0.01 \\\n  \
                   actor_rollout_ref.actor.ppo_mini_batch_size=64\"\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \
                   data.train_batch_size=128 $ACTOR\n";
-    let found = imported("run.sh", script);
-    assert_eq!(at(&found, "/optim/lr"), 3e-6);
-    assert_eq!(at(&found, "/objective/kl_loss_coef"), 0.01);
-    assert_eq!(at(&found, "/update/ppo_mini_batch_size"), 64);
-    assert_eq!(at(&found, "/trainer/train_batch_size"), 128);
-    let KeyOutcome::Cannot { why } = outcome(&found, "actor_rollout_ref.model.path") else {
+    let result = imported("run.sh", script);
+    assert_eq!(at(&result, "/optim/lr"), 3e-6);
+    assert_eq!(at(&result, "/objective/kl_loss_coef"), 0.01);
+    assert_eq!(at(&result, "/update/ppo_mini_batch_size"), 64);
+    assert_eq!(at(&result, "/trainer/train_batch_size"), 128);
+    let KeyOutcome::Cannot { why } = outcome(&result, "actor_rollout_ref.model.path") else {
         panic!("a path without a variable");
     };
     assert!(why.contains("MODEL_ROOT"), "{why}");
-    missing(&found, "model.path");
+    missing(&result, "model.path");
 }
 
 #[test]
@@ -186,13 +186,13 @@ fn a_loop_over_options_leaves_the_defaults_and_names_the_options() {
     let script = "LR=2e-6\nN=6\nwhile [ $# -gt 0 ]; do\n  case \"$1\" in\n    --lr) LR=\"$2\"; shift 2 ;;\n    --n) N=\"$2\"; shift 2 ;;\n    \
                   *) echo \"unknown $1\"; exit 1 ;;\n  esac\ndone\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \
                   actor_rollout_ref.actor.optim.lr=$LR actor_rollout_ref.rollout.n=$N\n";
-    let found = imported("run.sh", script);
-    assert_eq!(at(&found, "/optim/lr"), 2e-6);
-    assert_eq!(at(&found, "/rollout/n"), 6);
+    let result = imported("run.sh", script);
+    assert_eq!(at(&result, "/optim/lr"), 2e-6);
+    assert_eq!(at(&result, "/rollout/n"), 6);
     assert!(
-        found.notes.iter().any(|note| note.contains("run.sh:3") && note.contains("--lr, --n")),
+        result.notes.iter().any(|note| note.contains("run.sh:3") && note.contains("--lr, --n")),
         "{:?}",
-        found.notes
+        result.notes
     );
     for (head, tail) in
         [("while (( $# )); do", "done"), ("until [[ -z \"$1\" ]]; do", "done"), ("for arg in \"$@\"; do", "done")]
@@ -220,11 +220,11 @@ fn a_script_that_another_calls_or_sources_is_read_with_it_or_named() {
     assert!(missing(&alone, "trainer.train_batch_size").what.contains("base/run_base.sh"));
     assert!(missing(&alone, "objective.adv_estimator").what.contains("base/run_base.sh"));
     for files in [[run.clone(), base.clone()], [base, run]] {
-        let both = import(&files, &Options::default(), &environment).expect("two scripts");
-        assert_eq!(at(&both, "/rollout/n"), 4);
-        assert_eq!(at(&both, "/trainer/train_batch_size"), 16);
-        assert_eq!(at(&both, "/model/path"), "q/m");
-        assert!(!both.missing.iter().any(|own| own.key == "trainer.train_batch_size"));
+        let together = import(&files, &Options::default(), &environment).expect("two scripts");
+        assert_eq!(at(&together, "/rollout/n"), 4);
+        assert_eq!(at(&together, "/trainer/train_batch_size"), 16);
+        assert_eq!(at(&together, "/model/path"), "q/m");
+        assert!(!together.missing.iter().any(|entry| entry.key == "trainer.train_batch_size"));
     }
     let sources = "LR=1e-6\nsource conf/env.sh\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \
                    actor_rollout_ref.actor.optim.lr=$LR actor_rollout_ref.rollout.n=${N:-2} data.seed=1\n";
@@ -236,16 +236,16 @@ fn a_script_that_another_calls_or_sources_is_read_with_it_or_named() {
     }
     assert!(alone.rows.iter().any(|row| row.key == "data.seed" && !row.open), "{:?}", alone.rows);
     let files = [SourceFile::new("run.sh", sources), SourceFile::new("env.sh", "LR=2e-6\nexport N=5\n")];
-    let both = import(&files, &Options::default(), &environment).expect("a script and what it sources");
-    assert_eq!(at(&both, "/optim/lr"), 2e-6);
-    assert_eq!(at(&both, "/rollout/n"), 5);
+    let together = import(&files, &Options::default(), &environment).expect("a script and what it sources");
+    assert_eq!(at(&together, "/optim/lr"), 2e-6);
+    assert_eq!(at(&together, "/rollout/n"), 5);
     let sees = [
         SourceFile::new("run.sh", "A=1\nexport B=2\nC=3 bash in.sh\n"),
         SourceFile::new("in.sh", "python3 -m x a.b=${A:-0}$B$C\n"),
     ];
     let reading = sees[0].read(&sees, &environment).expect("a script");
-    let own = reading.entries.iter().find(|entry| entry.key == "a.b").expect("a.b");
-    assert_eq!(own.given, Given::Value(json!(23)), "A is not exported");
+    let entry = reading.entries.iter().find(|entry| entry.key == "a.b").expect("a.b");
+    assert_eq!(entry.value, SourceValue::Known(json!(23)), "A is not exported");
 }
 
 #[test]
@@ -260,9 +260,9 @@ fn launchers_and_wrappers_are_passed_and_their_options_kept() {
         (format!("deepspeed --num_gpus 4 --num_nodes 2 grpo.py {flags}"), "num_gpus", "4"),
         (format!("nohup torchrun --nproc_per_node 2 grpo.py {flags} > log 2>&1 &"), "nproc_per_node", "2"),
     ] {
-        let found = launched(&format!("{command}\n"));
+        let result = launched(&format!("{command}\n"));
         for (key, expected) in [(key, expected), ("per_device_train_batch_size", "4"), ("max_steps", "10")] {
-            assert!(found.contains(&(key.to_owned(), expected.to_owned())), "{command}: {found:?}");
+            assert!(result.contains(&(key.to_owned(), expected.to_owned())), "{command}: {result:?}");
         }
     }
     for (command, program) in [
@@ -275,7 +275,7 @@ fn launchers_and_wrappers_are_passed_and_their_options_kept() {
         let entries = file.read(&[], &environment).expect("a script").entries;
         for (key, expected) in [(PROGRAM, json!(program)), ("max_steps", json!(5))] {
             let entry = entries.iter().find(|entry| entry.key == key).unwrap_or_else(|| panic!("{command}: {key}"));
-            assert_eq!(entry.given, Given::Value(expected), "{command}");
+            assert_eq!(entry.value, SourceValue::Known(expected), "{command}");
         }
     }
     let run = "python3 -m verl.trainer.main_ppo data.seed=1";
@@ -315,14 +315,14 @@ fn runs_of_a_loop_are_one_with_candidates_and_two_commands_are_refused() {
 
 #[test]
 fn flags_are_read_as_parsers_of_dataclasses_read_them() {
-    let found = launched(
+    let result = launched(
         "cat > conf.yaml <<EOF\nbeta: 0.5\nmax_steps: 7\nEOF\n\
          trl grpo --config conf.yaml --max_steps 9 --lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' --no_bf16 --use_vllm\n",
     );
     for own in ["beta=0.5", "max_steps=9", "lr_scheduler_kwargs.min_lr_rate=0.1", "bf16=false", "use_vllm=true"] {
         let (key, value) = own.split_once('=').expect("a key and a value");
-        let last = found.iter().rfind(|(own, _)| own == key);
-        assert_eq!(last.map(|(_, value)| value.as_str()), Some(value), "{found:?}");
+        let last = result.iter().rfind(|(own, _)| own == key);
+        assert_eq!(last.map(|(_, value)| value.as_str()), Some(value), "{result:?}");
     }
 }
 
@@ -346,10 +346,10 @@ fn a_configuration_that_a_command_names_is_read_with_it_or_named() {
             panic!("{by} is not given");
         };
         assert!(why.contains("grpo.yaml"), "{why}");
-        let both = import(&[run, SourceFile::new("grpo.yaml", config)], &Options::default(), &environment);
-        let both = both.expect("a script and its configuration");
-        assert_eq!(at(&both, "/trainer/steps"), 10, "the command's own goes over the file's: {}", both.config);
+        let together = import(&[run, SourceFile::new("grpo.yaml", config)], &Options::default(), &environment);
+        let together = together.expect("a script and its configuration");
+        assert_eq!(at(&together, "/trainer/steps"), 10, "the command's own goes over the file's: {}", together.config);
         let is_lacking = |row: &ImportedKey| row.key == by && matches!(row.outcome, KeyOutcome::Cannot { .. });
-        assert!(!both.rows.iter().any(is_lacking), "{:?}", both.rows);
+        assert!(!together.rows.iter().any(is_lacking), "{:?}", together.rows);
     }
 }

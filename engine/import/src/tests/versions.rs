@@ -1,4 +1,4 @@
-//! What verl does by default in its versions, and in what was built on it.
+//! Defaults of verl's versions, and of projects built on it.
 
 use super::at;
 use super::cases::launch;

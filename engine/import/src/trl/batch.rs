@@ -1,44 +1,44 @@
-//! How many completions and prompts TRL's batch sizes are.
+//! TRL's batch sizes in completions and prompts.
 
 use super::class::{Class, class};
 use crate::facts::Facts;
 use crate::key_mapping::{MappedKey, not_needed};
 
-/// The devices of the other engine's run, where that is known: of all machines.
+/// Devices of the other engine's run on all machines, if known.
 pub(super) fn devices(facts: &Facts) -> Option<u64> {
-    let count = |key: &str| positive(facts, key);
-    let machines = ["num_machines", "nnodes", "num_nodes"].into_iter().find_map(count).unwrap_or(1);
-    let named = facts.text("include").map(|own| own.split(',').filter(|id| !id.is_empty()).count() as u64);
-    let each = ["nproc_per_node", "num_gpus"].into_iter().find_map(count).or(named);
-    facts.devices.or_else(|| count("num_processes")).or(each.map(|each| each * machines))
+    let first = |keys: &[&str]| keys.iter().find_map(|key| positive(facts, key));
+    let machines = first(&["num_machines", "nnodes", "num_nodes"]).unwrap_or(1);
+    let included = facts.text("include").map(|ids| ids.split(',').filter(|id| !id.is_empty()).count() as u64);
+    let per_machine = first(&["nproc_per_node", "num_gpus"]).or(included);
+    facts.devices.or_else(|| first(&["num_processes"])).or(per_machine.map(|devices| devices * machines))
 }
 
 fn positive(facts: &Facts, key: &str) -> Option<u64> {
     facts.whole(key).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0)
 }
 
-/// The batches of a step of ours: TRL counts completions a device, and optimizer steps.
+/// Batches of a Firebrick step. TRL counts completions per device, and optimizer steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct BatchSizes {
-    /// Completions of a round of sampling.
+    /// Completions per round of sampling.
     pub completions: u64,
-    /// Completions a prompt.
+    /// Completions per prompt.
     pub group: u64,
-    /// Completions an optimizer step.
+    /// Completions per optimizer step.
     pub mini: u64,
     /// Passes over a round's completions.
     pub passes: u64,
-    /// Devices, where their number is known; one is counted otherwise.
+    /// Number of devices if known; one is assumed otherwise.
     pub devices: Option<u64>,
 }
 
 impl BatchSizes {
-    pub fn of(facts: &Facts) -> Self {
+    pub fn new(facts: &Facts) -> Self {
         let count = |key: &str| positive(facts, key);
         let devices = devices(facts);
-        let each = count("per_device_train_batch_size").unwrap_or(8) * devices.unwrap_or(1);
+        let per_step = count("per_device_train_batch_size").unwrap_or(8) * devices.unwrap_or(1);
         let accumulated = count("gradient_accumulation_steps").unwrap_or(1);
-        let mini = each * accumulated;
+        let mini = per_step * accumulated;
         if class(facts) == Class::Ppo {
             return Self {
                 completions: mini * count("num_mini_batches").unwrap_or(1),
@@ -49,17 +49,17 @@ impl BatchSizes {
             };
         }
         let completions = count("generation_batch_size")
-            .unwrap_or_else(|| each * count("steps_per_generation").unwrap_or(accumulated));
+            .unwrap_or_else(|| per_step * count("steps_per_generation").unwrap_or(accumulated));
         let group = count("num_generations").unwrap_or(if class(facts) == Class::Rloo { 2 } else { 8 });
         Self { completions, group, mini, passes: count("num_iterations").unwrap_or(1), devices }
     }
 
-    /// Prompts of a round, where they are whole.
+    /// Prompts per round, if that is an integer.
     pub fn prompts(&self) -> Option<u64> {
         (self.completions.is_multiple_of(self.group)).then_some(self.completions / self.group)
     }
 
-    /// Prompts of an optimizer step, where they are whole and divide the round's.
+    /// Prompts per optimizer step, if that is an integer that divides the round's.
     pub fn mini_prompts(&self) -> Option<u64> {
         let mini = self.mini / self.group;
         let whole = self.mini.is_multiple_of(self.group) && mini > 0;
@@ -67,7 +67,7 @@ impl BatchSizes {
         (whole && mini <= prompts && prompts.is_multiple_of(mini)).then_some(mini)
     }
 
-    /// Why prompts are not whole, and what to do.
+    /// Reason why prompts are no integer, with the remedy.
     pub fn broken(&self) -> String {
         let what = if self.devices.is_some() {
             "TRL rejects that too"
@@ -77,7 +77,7 @@ impl BatchSizes {
         format!("{} are not a whole number of groups: {what}", self.note())
     }
 
-    /// Why an optimizer step is a round.
+    /// Reason why a round is one optimizer step.
     pub fn one_step(&self) -> String {
         format!(
             "{} completions per optimizer step are not a whole number of groups: a round of sampling is one step here",
@@ -85,23 +85,23 @@ impl BatchSizes {
         )
     }
 
-    /// A key that a broken batch is not to be blamed for.
+    /// Outcome of other keys of an invalid batch.
     pub fn part_of_broken(&self) -> Option<MappedKey> {
         let why = "a part of trainer.train_batch_size, which needs the devices of that run";
         self.prompts().is_none().then(|| not_needed(why))
     }
 
-    /// Optimizer steps of a round of sampling, as TRL counts them.
+    /// Optimizer steps per round of sampling, as TRL counts them.
     pub fn optimizer_steps(&self) -> u64 {
         (self.completions / self.mini.max(1)).max(1) * self.passes
     }
 
-    /// A number of optimizer steps as rounds of sampling.
+    /// Rounds of sampling for a number of optimizer steps.
     pub fn rounds(&self, optimizer_steps: u64) -> u64 {
         optimizer_steps.div_ceil(self.optimizer_steps())
     }
 
-    /// How completions became prompts.
+    /// Note on the conversion of completions to prompts.
     pub fn note(&self) -> String {
         let devices = self.devices.unwrap_or(1);
         let plural = if devices == 1 { "" } else { "s" };

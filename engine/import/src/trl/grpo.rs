@@ -15,7 +15,7 @@ fn generation(source: &SourceKey) -> MappedKey {
     if source.is_absent() {
         return absent();
     }
-    let batch = BatchSizes::of(source.facts);
+    let batch = BatchSizes::new(source.facts);
     batch.part_of_broken().unwrap_or_else(|| not_needed(format!("it is in trainer.train_batch_size: {}", batch.note())))
 }
 
@@ -48,17 +48,18 @@ fn is_ppo(source: &SourceKey) -> bool {
 }
 
 fn mini_batches(source: &SourceKey) -> MappedKey {
-    let batch = BatchSizes::of(source.facts);
+    let batch = BatchSizes::new(source.facts);
     match batch.mini_prompts() {
-        Some(mini) => set("update.ppo_mini_batch_size", mini).noted(batch.note()),
+        Some(mini) => set("update.ppo_mini_batch_size", mini).with_note(batch.note()),
         None => source.wrong("a number that divides the batch"),
     }
 }
 
 fn episodes(source: &SourceKey) -> MappedKey {
-    let each = BatchSizes::of(source.facts).completions.max(1);
+    let completions = BatchSizes::new(source.facts).completions.max(1);
     match source.count() {
-        Some(n) => set("trainer.steps", (n as u64).div_ceil(each)).noted(format!("{n} completions, {each} a step")),
+        Some(n) => set("trainer.steps", (n as u64).div_ceil(completions))
+            .with_note(format!("{n} completions, {completions} a step")),
         None => not_needed("set by num_train_epochs"),
     }
 }

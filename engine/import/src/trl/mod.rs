@@ -1,5 +1,5 @@
-//! TRL's arguments (2025 and 2026) and what they become: `GRPOConfig`, `RLOOConfig`, `PPOConfig`, what they inherit
-//! from transformers' `TrainingArguments`, a trainer's own arguments, PEFT's, and Accelerate's.
+//! TRL's arguments (2025 and 2026) and their conversions: `GRPOConfig`, `RLOOConfig`, `PPOConfig`, the inherited
+//! `TrainingArguments` of transformers, a trainer's own arguments, PEFT's, and Accelerate's.
 
 mod batch;
 mod class;
@@ -21,9 +21,9 @@ use serde_json::{Value, json};
 pub(super) const FUNCTIONS: [Functions; 4] =
     [grpo::FUNCTIONS, model::FUNCTIONS, rewards::FUNCTIONS, training::FUNCTIONS];
 
-/// What follows from the sizes of batches.
+/// Adds settings that follow from batch sizes.
 pub(super) fn batches(facts: &Facts, into: &mut Assembly) {
-    let batch = BatchSizes::of(facts);
+    let batch = BatchSizes::new(facts);
     if batch.prompts().is_none() {
         let what = format!("completions of a round / num_generations: {}", batch.broken());
         into.need("trainer.train_batch_size", batch.completions.div_ceil(batch.group), &what);
@@ -33,10 +33,10 @@ pub(super) fn batches(facts: &Facts, into: &mut Assembly) {
     }
 }
 
-/// What follows from other keys together.
+/// Adds settings that follow from several keys.
 pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     into.put("task.kind", json!("dataset"));
-    into.rewards.extend(rewards::of_parts(facts));
+    into.rewards.extend(rewards::partial_rewards(facts));
     if class(facts) == Class::Grpo {
         into.put("objective.adv_eps", json!(1e-4));
     }
@@ -54,12 +54,13 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     let needs_answer = |reward: &Value| {
         !["length", "model", "python", "trl_think_format", "regex"].iter().any(|kind| reward["kind"] == *kind)
     };
-    let is_named = |key: &str| facts.keys().any(|own| own == key || own.ends_with(&format!("Trainer.{key}")));
-    // an environment may own its rows and its reward
-    let plays = into.has("task.environment");
-    into.has_no_rows = plays && !is_named("train_dataset") && !is_named("dataset_name");
+    let is_named =
+        |key: &str| facts.keys().any(|written| written == key || written.ends_with(&format!("Trainer.{key}")));
+    // an environment may have its own rows and reward
+    let has_environment = into.has("task.environment");
+    into.has_no_rows = has_environment && !is_named("train_dataset") && !is_named("dataset_name");
     let lists = ["reward_funcs", "reward_model_name_or_path", "reward_model_path"];
-    if into.rewards.is_empty() && plays && !lists.into_iter().any(is_named) {
+    if into.rewards.is_empty() && has_environment && !lists.into_iter().any(is_named) {
         into.put("task.rewards", json!([]));
     } else if into.rewards.is_empty() {
         into.need("task.rewards", json!([{"kind": "exact"}]), "what grades a completion, in place of reward_funcs");

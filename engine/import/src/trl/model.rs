@@ -1,5 +1,5 @@
-//! What stands beside TRL's configurations: `ModelConfig`, the scripts' data, a trainer's own arguments, PEFT's, and
-//! what open-r1 adds.
+//! Keys outside TRL's configuration classes: `ModelConfig`, the scripts' data, a trainer's own arguments, PEFT's, and
+//! open-r1's.
 
 use crate::common::{given, model};
 use crate::facts::Facts;
@@ -25,15 +25,15 @@ fn other_file(source: &SourceKey) -> MappedKey {
     }
 }
 
-/// The revision of the model that is not the main one.
-fn of_model(facts: &Facts) -> Option<&str> {
+/// The model's revision, if it is not the main one.
+fn other_revision(facts: &Facts) -> Option<&str> {
     let named = ["model_revision", "model_init_kwargs.revision"].into_iter().find_map(|key| facts.text(key));
     named.filter(|revision| *revision != "main")
 }
 
-/// The model, with its revision where it has one.
+/// The model with its revision, if it has one.
 fn model_at_revision(source: &SourceKey) -> MappedKey {
-    match (source.text(), of_model(source.facts)) {
+    match (source.text(), other_revision(source.facts)) {
         (Some(name), Some(revision)) if HubName::is_one(name, Path::new(".")) => {
             model(&source.with(&json!(format!("{name}@{revision}"))))
         }
@@ -53,24 +53,26 @@ fn revision(source: &SourceKey) -> MappedKey {
     }
 }
 
-/// A dataset whose rows TRL's and open-r1's scripts take as they are.
+/// A dataset; TRL's and open-r1's scripts use its rows unchanged.
 fn dataset(source: &SourceKey) -> MappedKey {
     let facts = source.facts;
     let Some(name) = source.text() else {
         return source.off_or_wrong("a dataset");
     };
     let parts = [("dataset_config", "default"), ("dataset_train_split", "train")];
-    let part = parts.into_iter().find_map(|(key, plain)| facts.text(key).filter(|own| *own != plain));
+    let part = parts.into_iter().find_map(|(key, plain)| facts.text(key).filter(|part| *part != plain));
     match part {
         Some(part) => cannot(format!(
             "its part `{part}` is some of its files: write them as task.train, such as \
              hf://datasets/{name}/{part}/*.parquet"
         )),
-        None => set("task.train", facts.path(name)).noted("its rows as they are, without what a program does to them"),
+        None => {
+            set("task.train", facts.path(name)).with_note("its rows as they are, without what a program does to them")
+        }
     }
 }
 
-/// A class by its name; the file that defines it where the name has its module.
+/// A class by its name, with the file of its definition if the name has its module.
 fn environment(source: &SourceKey) -> MappedKey {
     let Some(name) = source.text() else {
         return if source.is_off() {
@@ -81,15 +83,15 @@ fn environment(source: &SourceKey) -> MappedKey {
             )
         };
     };
-    let of = |file: &str, class: &str| {
+    let python = |file: &str, class: &str| {
         set("task.environment", json!({"kind": "python", "file": source.facts.path(file), "class": class}))
     };
     if let Some(place) = source.facts.definition(name) {
-        return of(&place.file, name);
+        return python(&place.file, name);
     }
     let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c));
     match name.rsplit_once('.').filter(|_| is_name) {
-        Some((module, class)) => of(&format!("{}.py", module.replace('.', "/")), class),
+        Some((module, class)) => python(&format!("{}.py", module.replace('.', "/")), class),
         None => cannot(format!(
             "write task.environment: {{kind: python, file: FILE, class: {name}}} with the file that defines `{name}`"
         )),
@@ -100,16 +102,16 @@ fn peft(source: &SourceKey) -> MappedKey {
     if !source.is_on() {
         return off();
     }
-    // PEFT's and TRL's own rank and alpha, where the files say nothing else
-    let own = |key: &str, default: u64| plain(source.facts.value(key).unwrap_or(&default.into()));
-    set_all([("model.lora.rank", own("lora_r", 16)), ("model.lora.alpha", own("lora_alpha", 32))])
+    // PEFT's and TRL's default rank and alpha
+    let parameter = |key: &str, default: u64| plain(source.facts.value(key).unwrap_or(&default.into()));
+    set_all([("model.lora.rank", parameter("lora_r", 16)), ("model.lora.alpha", parameter("lora_alpha", 32))])
 }
 
-/// TRL's flag takes a list, of which one word may stand for all.
+/// TRL's flag takes a list, of which one word may mean all modules.
 fn targets(source: &SourceKey) -> MappedKey {
-    let all = json!("all-linear");
-    let is_all = source.value.as_array().is_some_and(|list| list.len() == 1 && list[0] == all);
-    given(&if is_all { source.with(&all) } else { *source }, "model.lora.target_modules")
+    let all_linear = json!("all-linear");
+    let is_all = source.value.as_array().is_some_and(|list| list.len() == 1 && list[0] == all_linear);
+    given(&if is_all { source.with(&all_linear) } else { *source }, "model.lora.target_modules")
 }
 
 fn trainer_model(source: &SourceKey) -> MappedKey {
@@ -125,9 +127,9 @@ fn trainer_model(source: &SourceKey) -> MappedKey {
 fn peft_config(source: &SourceKey) -> MappedKey {
     let is_listed = source.facts.keys().any(|key| key.starts_with("LoraConfig."));
     match source.text() {
-        // without arguments of its own, a call has PEFT's defaults
+        // a call without arguments has PEFT's defaults
         Some(call) if call.contains("LoraConfig(") && !is_listed => {
-            set_all([("model.lora.rank", 8.into()), ("model.lora.alpha", 8.into())]).noted("PEFT's defaults")
+            set_all([("model.lora.rank", 8.into()), ("model.lora.alpha", 8.into())]).with_note("PEFT's defaults")
         }
         Some(_) if is_listed || source.facts.keys().any(|key| key == "use_peft") => {
             not_needed("its arguments are listed in this table")
@@ -137,17 +139,17 @@ fn peft_config(source: &SourceKey) -> MappedKey {
     }
 }
 
-/// The column is the message of the user, as text.
+/// A message of the user with the text of a column.
 fn messages(column: &str) -> (&'static str, Value) {
     ("task.messages", json!([{"role": "user", "content": format!("{{{column}}}")}]))
 }
 
 fn prompt_column(source: &SourceKey) -> MappedKey {
-    set_all([messages(source.text().unwrap_or_default())]).noted("the column has the message of the user")
+    set_all([messages(source.text().unwrap_or_default())]).with_note("the column has the message of the user")
 }
 
 fn system_prompt(source: &SourceKey) -> MappedKey {
-    let Some(text) = source.text().filter(|own| !own.is_empty()) else {
+    let Some(text) = source.text().filter(|text| !text.is_empty()) else {
         return source.off_or_wrong("a text");
     };
     let column = (!source.facts.is_written("dataset_prompt_column")).then(|| messages("prompt"));

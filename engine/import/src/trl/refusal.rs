@@ -1,12 +1,12 @@
-//! Runs of TRL's that are not imported: supervised training, preferences, and what is not TRL's at all.
+//! Unsupported runs: TRL's supervised and preference training, and other engines.
 
-use super::class::{Named, of_files, of_names};
+use super::class::{Trainer, from_contents, from_file_names};
 use crate::facts::Facts;
 use crate::literal::has_word;
 use crate::rules::Rules;
 use std::sync::LazyLock;
 
-/// The table of the keys that only the configurations of reinforcement learning have.
+/// The table of keys that only the RL configurations have.
 pub(crate) const TABLE: &str = include_str!("../../rules/trl_algorithms.txt");
 
 static RULES: LazyLock<Rules> = LazyLock::new(|| {
@@ -14,8 +14,8 @@ static RULES: LazyLock<Rules> = LazyLock::new(|| {
     Rules::read(&[TABLE], &functions).unwrap_or_else(|why| panic!("the table of TRL's algorithms: {why}"))
 });
 
-/// Keys that only others have, and whose they are.
-const KEYS_OF_OTHERS: [(&str, &str); 5] = [
+/// Keys of other trainers only, with the trainer.
+const OTHER_KEYS: [(&str, &str); 5] = [
     ("packing dataset_text_field assistant_only_loss completion_only_loss", "sft"),
     (
         "precompute_ref_log_probs precompute_ref_batch_size reference_free rpo_alpha f_divergence_type label_smoothing \
@@ -28,35 +28,35 @@ const KEYS_OF_OTHERS: [(&str, &str); 5] = [
 ];
 
 /// Losses of DPO, CPO and KTO.
-const LOSSES_OF_DPO: &str = "sigmoid sigmoid_norm hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired \
+const DPO_LOSSES: &str = "sigmoid sigmoid_norm hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired \
                              aot_pair apo_zero apo_down discopop simpo kto orpo";
 
-/// Keys of the tables that others have too.
-const SHARED: &str = "beta loss_type max_prompt_length disable_dropout use_liger_loss pad_to_multiple_of \
+/// Keys of the tables that other trainers share.
+const SHARED_KEYS: &str = "beta loss_type max_prompt_length disable_dropout use_liger_loss pad_to_multiple_of \
                       router_aux_loss_coef model_adapter_name ref_adapter_name sync_ref_model ref_model_mixup_alpha \
                       ref_model_sync_steps";
 
-/// Why the files are of a run that is not imported, where they are.
+/// Reason why the files' run is not imported, if it is not.
 pub(crate) fn refusal(facts: &Facts) -> Option<String> {
-    let other = match of_names(facts) {
-        Some(Named::Rl(_)) => return None,
-        Some(Named::Other(name)) => Some(name),
+    let other = match from_contents(facts) {
+        Some(Trainer::Rl(_)) => return None,
+        Some(Trainer::Other(name)) => Some(name),
         None if facts.text("stage").is_some() => Some("LLaMA-Factory".to_owned()),
-        None if facts.text("loss_type").is_some_and(|own| has_word(LOSSES_OF_DPO, own)) => Some("dpo".to_owned()),
+        None if facts.text("loss_type").is_some_and(|loss| has_word(DPO_LOSSES, loss)) => Some("dpo".to_owned()),
         None => None,
     };
-    let is_of_rl = |key: &str| {
-        RULES.find(key).is_some() && !has_word(SHARED, key)
+    let is_rl_key = |key: &str| {
+        RULES.find(key).is_some() && !has_word(SHARED_KEYS, key)
             || key.starts_with("reward_funcs")
             || key == "reward_model_name_or_path"
     };
-    if other.is_none() && facts.keys().any(is_of_rl) {
+    if other.is_none() && facts.keys().any(is_rl_key) {
         return None;
     }
-    let key = KEYS_OF_OTHERS.iter().find(|(keys, _)| keys.split_whitespace().any(|key| facts.is_written(key)));
+    let key = OTHER_KEYS.iter().find(|(keys, _)| keys.split_whitespace().any(|key| facts.is_written(key)));
     let key = key.map(|(_, name)| (*name).to_owned());
     let other = other.or(key);
-    if other.is_none() && of_files(facts).is_some() {
+    if other.is_none() && from_file_names(facts).is_some() {
         return None;
     }
     Some(match other.as_deref() {

@@ -1,4 +1,4 @@
-//! TRL's and open-r1's reward functions, by name or as a program writes them.
+//! TRL's and open-r1's reward functions, by name or as a Python expression.
 
 use crate::facts::Facts;
 use crate::literal::{hydra, settings};
@@ -10,24 +10,24 @@ pub(super) const FUNCTIONS: Functions = functions! {
     By: functions;
 };
 
-/// Where open-r1 has its functions.
+/// File of open-r1's functions.
 const OPEN_R1_REWARDS: &str = "src/open_r1/rewards.py";
 /// The `format_reward` of open-r1.
 const OPEN_R1_FORMAT: &str = r"\A<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?m:$)";
 
-/// An element of a list: a name, and what it is called with.
+/// An element of a list: a name and its arguments.
 #[derive(Debug, PartialEq)]
-struct Written<'t> {
+struct FunctionCall<'t> {
     name: &'t str,
-    /// Of the call that makes the function.
+    /// Arguments of the call that makes the function.
     arguments: Option<Map<String, Value>>,
-    /// Of the function.
+    /// Arguments of the function.
     kwargs: Map<String, Value>,
 }
 
-/// Pieces of a text between commas that neither brackets nor quotes hold; the commas of a lambda's parameters are its own.
+/// Splits a text at commas outside of brackets, quotes and a lambda's parameters.
 fn pieces(text: &str) -> Vec<&str> {
-    let (mut depth, mut quote, mut start, mut found) = (0_usize, None, 0, Vec::new());
+    let (mut depth, mut quote, mut start, mut pieces) = (0_usize, None, 0, Vec::new());
     for (at, c) in text.char_indices() {
         if quote.is_some() {
             quote = quote.filter(|open| *open != c);
@@ -38,27 +38,27 @@ fn pieces(text: &str) -> Vec<&str> {
             '(' | '[' | '{' => depth += 1,
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
             ',' if depth == 0 => {
-                let own = &text[start..at];
-                if !own.trim_start().starts_with("lambda") || own.contains(':') {
-                    found.push(own);
+                let piece = &text[start..at];
+                if !piece.trim_start().starts_with("lambda") || piece.contains(':') {
+                    pieces.push(piece);
                     start = at + 1;
                 }
             }
             _ => {}
         }
     }
-    found.push(&text[start..]);
-    found.into_iter().map(str::trim).filter(|own| !own.is_empty()).collect()
+    pieces.push(&text[start..]);
+    pieces.into_iter().map(str::trim).filter(|piece| !piece.is_empty()).collect()
 }
 
-/// What stands between a call's brackets, where the text is one.
+/// Name and arguments of a call, if the text is one.
 fn call(text: &str) -> Option<(&str, &str)> {
     let (name, rest) = text.split_once('(')?;
     Some((name.trim(), rest.strip_suffix(')')?))
 }
 
 fn keywords<'t>(parts: impl IntoIterator<Item = &'t str>) -> Result<Map<String, Value>, String> {
-    let each = parts.into_iter().map(|part| {
+    let pairs = parts.into_iter().map(|part| {
         let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not passed by name"))?;
         let value = match hydra(value) {
             Value::String(text) if text == value.trim() => {
@@ -68,11 +68,11 @@ fn keywords<'t>(parts: impl IntoIterator<Item = &'t str>) -> Result<Map<String, 
         };
         Ok((name.trim().to_owned(), value))
     });
-    each.collect()
+    pairs.collect()
 }
 
-impl<'t> Written<'t> {
-    fn of(text: &'t str) -> Result<Self, String> {
+impl<'t> FunctionCall<'t> {
+    fn parse(text: &'t str) -> Result<Self, String> {
         let plain = Self { name: text.trim_matches(['"', '\'']), arguments: None, kwargs: Map::new() };
         match call(text) {
             None => Ok(plain),
@@ -98,12 +98,12 @@ impl<'t> Written<'t> {
     }
 }
 
-/// Names in a list of functions, as a file or a program writes it.
+/// Elements of a list of functions from a file or a program.
 fn elements(value: &Value) -> Vec<&str> {
     match value {
         Value::String(text) => {
             let text = text.trim();
-            let inner = |open, close| text.strip_prefix(open).and_then(|own: &str| own.strip_suffix(close));
+            let inner = |open, close| text.strip_prefix(open).and_then(|text: &str| text.strip_suffix(close));
             pieces(inner('[', ']').or_else(|| inner('(', ')')).unwrap_or(text))
         }
         Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
@@ -111,7 +111,7 @@ fn elements(value: &Value) -> Vec<&str> {
     }
 }
 
-/// A reward of ours for a function, and what there is to say of it; or why there is none.
+/// Firebrick's reward for a function with a note, or the reason why there is none.
 fn reward(source: &SourceKey, text: &str) -> Result<(Value, String), String> {
     let facts = source.facts;
     let is_word = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-\"'".contains(c));
@@ -124,43 +124,41 @@ fn reward(source: &SourceKey, text: &str) -> Result<(Value, String), String> {
     if call(text).is_none() && !is_word(text) {
         return Err(format!("`{text}` is known only to the running program: write each reward under task.rewards"));
     }
-    let written = Written::of(text).map_err(|why| format!("`{text}`: {why}; write it under task.rewards"))?;
-    if let Some(place) = facts.definition(written.name) {
+    let call = FunctionCall::parse(text).map_err(|why| format!("`{text}`: {why}; write it under task.rewards"))?;
+    if let Some(place) = facts.definition(call.name) {
         let note = "code that starts the training must be under `if __name__ == \"__main__\":`";
-        return Ok((written.python(facts, &place.file), note.to_owned()));
+        return Ok((call.python(facts, &place.file), note.to_owned()));
     }
     let plain = |reward: Value| Ok((reward, String::new()));
-    let last = written.name.rsplit('.').next().unwrap_or(written.name);
+    let last = call.name.rsplit('.').next().unwrap_or(call.name);
     match last {
         "accuracy_reward" | "reasoning_accuracy_reward" => plain(json!({"kind": "trl_accuracy", "name": "accuracy"})),
         "think_format_reward" => plain(json!({"kind": "trl_think_format", "name": "format"})),
         "get_soft_overlong_punishment" => {
-            // TRL's script has these numbers
-            let of = |key: &str, default: u64| {
-                let own = written.arguments.as_ref().and_then(|own| own.get(key)).and_then(Value::as_u64);
-                own.unwrap_or(default)
+            // defaults of TRL's script
+            let argument = |key: &str, default: u64| {
+                let value = call.arguments.as_ref().and_then(|arguments| arguments.get(key));
+                value.and_then(Value::as_u64).unwrap_or(default)
             };
-            let (limit, buffer) = (of("max_completion_len", 1280), of("soft_punish_cache", 256));
+            let (limit, buffer) = (argument("max_completion_len", 1280), argument("soft_punish_cache", 256));
             plain(json!({"kind": "length", "name": "soft_overlong", "buffer": buffer, "limit": limit, "clip": [-1, 0]}))
         }
-        _ if written.name.contains('/') => {
-            plain(json!({"kind": "model", "name": last, "path": facts.path(written.name)}))
-        }
-        _ => match written.name.rsplit_once('.') {
-            Some((module, _)) => plain(written.python(facts, &format!("{}.py", module.replace('.', "/")))),
-            None => open_r1(facts, written.name).unwrap_or_else(|| {
+        _ if call.name.contains('/') => plain(json!({"kind": "model", "name": last, "path": facts.path(call.name)})),
+        _ => match call.name.rsplit_once('.') {
+            Some((module, _)) => plain(call.python(facts, &format!("{}.py", module.replace('.', "/")))),
+            None => open_r1(facts, call.name).unwrap_or_else(|| {
                 Err(format!(
                     "no file defines `{name}`: import the file that does together with this one, or write rewards: \
                      [{{kind: python, file: FILE, function: {name}}}]",
-                    name = written.name
+                    name = call.name
                 ))
             }),
         },
     }
 }
 
-/// open-r1's functions by their short names; of those that make a function, its arguments with the keys that set them
-/// and their defaults.
+/// open-r1's functions by their short names. Functions that make a reward have arguments, each with its key and
+/// default.
 const OPEN_R1: [(&str, &str, &str); 7] = [
     ("tag_count", "tag_count_reward", ""),
     ("reasoning_steps", "reasoning_steps_reward", ""),
@@ -185,7 +183,7 @@ const OPEN_R1: [(&str, &str, &str); 7] = [
     ),
 ];
 
-/// The rewards that open-r1 has under short names.
+/// Reward of a short name of open-r1.
 fn open_r1(facts: &Facts, name: &str) -> Option<Result<(Value, String), String>> {
     if name == "accuracy" {
         let note = "open-r1's accuracy_reward: as TRL's";
@@ -201,7 +199,7 @@ fn open_r1(facts: &Facts, name: &str) -> Option<Result<(Value, String), String>>
              and name that under task.rewards ({{kind: python, file, function}})"
         )));
     }
-    let (_, function, arguments) = OPEN_R1.iter().find(|(own, _, _)| *own == name)?;
+    let (_, function, arguments) = OPEN_R1.iter().find(|(short, _, _)| *short == name)?;
     let mut reward = json!({"kind": "python", "file": facts.path(OPEN_R1_REWARDS), "function": function, "name": name});
     for (argument, default) in settings("", arguments) {
         let (argument, key) = argument.split_once(':')?;
@@ -210,35 +208,35 @@ fn open_r1(facts: &Facts, name: &str) -> Option<Result<(Value, String), String>>
     Some(Ok((reward, format!("`{name}` is of open-r1: its file is taken from a checkout in this folder"))))
 }
 
-/// Rewards of a list of functions, what there is to say of them, and why some are missing.
+/// Rewards of a list of functions, with notes, and reasons for missing ones.
 #[derive(Default)]
-struct Found {
+struct RewardList {
     rewards: Vec<Value>,
     notes: Vec<String>,
     missing: Vec<String>,
 }
 
-impl Found {
-    fn of(source: &SourceKey) -> Self {
+impl RewardList {
+    fn new(source: &SourceKey) -> Self {
         let weights = source.facts.value("reward_weights").and_then(Value::as_array);
         // TRL's script has the reward model before the functions
         let is_behind = source.key == "reward_funcs" && source.facts.value("reward_model_name_or_path").is_some();
-        let mut found = Self::default();
+        let mut rewards = Self::default();
         for (at, element) in (usize::from(is_behind)..).zip(elements(source.value)) {
             match reward(source, element) {
                 Ok((mut reward, note)) => {
                     if let Some(weight) = weights.and_then(|weights| weights.get(at)) {
                         reward["weight"] = weight.clone();
                     }
-                    found.rewards.push(reward);
-                    if !note.is_empty() && !found.notes.contains(&note) {
-                        found.notes.push(note);
+                    rewards.rewards.push(reward);
+                    if !note.is_empty() && !rewards.notes.contains(&note) {
+                        rewards.notes.push(note);
                     }
                 }
-                Err(why) => found.missing.push(why),
+                Err(why) => rewards.missing.push(why),
             }
         }
-        found
+        rewards
     }
 }
 
@@ -251,20 +249,20 @@ pub(super) fn functions(source: &SourceKey) -> MappedKey {
     if source.is_off() {
         return absent();
     }
-    let found = Found::of(source);
-    if !found.missing.is_empty() {
-        return cannot(found.missing.join("; "));
+    let list = RewardList::new(source);
+    if !list.missing.is_empty() {
+        return cannot(list.missing.join("; "));
     }
-    if found.rewards.is_empty() {
+    if list.rewards.is_empty() {
         return source.wrong("names of reward functions");
     }
-    let settings = found.rewards.into_iter().map(|reward| ("task.rewards[]".to_owned(), reward));
-    set_all(settings).noted(found.notes.join("; "))
+    let settings = list.rewards.into_iter().map(|reward| ("task.rewards[]".to_owned(), reward));
+    set_all(settings).with_note(list.notes.join("; "))
 }
 
-/// Of lists that are not mapped as a whole, the rewards that there are.
-pub(super) fn of_parts(facts: &Facts) -> Vec<Value> {
-    let lists = LISTS.into_iter().filter_map(|key| Some(SourceKey { key, value: facts.value(key)?, facts }));
-    let found = lists.map(|source| Found::of(&source)).filter(|found| !found.missing.is_empty());
-    found.flat_map(|found| found.rewards).collect()
+/// Known rewards of the lists that have unknown ones.
+pub(super) fn partial_rewards(facts: &Facts) -> Vec<Value> {
+    let sources = LISTS.into_iter().filter_map(|key| Some(SourceKey { key, value: facts.value(key)?, facts }));
+    let lists = sources.map(|source| RewardList::new(&source)).filter(|list| !list.missing.is_empty());
+    lists.flat_map(|list| list.rewards).collect()
 }

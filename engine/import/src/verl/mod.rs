@@ -1,4 +1,4 @@
-//! verl's keys (its YAML and Hydra overrides, 2024 to 2026) and what they become.
+//! verl's keys (its YAML and Hydra overrides, 2024 to 2026) and their conversions.
 
 mod batch;
 mod reward_model;
@@ -14,20 +14,20 @@ use serde_json::json;
 pub(super) const FUNCTIONS: [Functions; 4] =
     [batch::FUNCTIONS, reward_model::FUNCTIONS, rollout::FUNCTIONS, trainer::FUNCTIONS];
 
-/// What follows from several keys: the rows' form, what grades them, the run folder.
+/// Adds settings that follow from several keys: the rows' format, the reward, the run folder.
 pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     into.put("task.kind", json!("dataset"));
-    // verl's parameter groups are one
+    // verl has one parameter group
     into.put("optim.decay_norms_and_biases", json!(true));
     if facts.text("algorithm.adv_estimator") == Some("gae") {
         into.put("critic.optim.decay_norms_and_biases", json!(true));
     }
     into.put("task.answer_field", json!("reward_model.ground_truth"));
-    // what only adds to a reward is none by itself
+    // a length penalty alone grades nothing
     if !into.rewards.iter().any(|reward| reward["kind"] != "length") {
-        let (reward, sure) = reward_model::guess(facts);
+        let (reward, is_certain) = reward_model::guess(facts);
         into.rewards.insert(0, reward);
-        if !sure {
+        if !is_certain {
             into.replace_rewards("what grades a completion: verl chooses a function for each row by its data_source");
         }
     }
@@ -39,7 +39,7 @@ fn output(facts: &Facts, into: &mut Assembly) {
         return;
     }
     let names = ["trainer.project_name", "trainer.experiment_name"];
-    if names.iter().any(|name| facts.is_open(name)) {
+    if names.iter().any(|name| facts.is_unresolved(name)) {
         return;
     }
     let parts: Vec<&str> = names.iter().filter_map(|name| facts.text(name)).collect();

@@ -19,24 +19,25 @@ fn group(source: &SourceKey) -> MappedKey {
     }
 }
 
-/// vLLM's share of the device. There it is the engine's own memory, beside what training keeps; here it is all that is
-/// there while sampling. The two are one where training keeps nothing on the device meanwhile.
+/// vLLM's share of the device. In verl it is the engine's memory besides the training state; in Firebrick all memory in
+/// use while sampling. The two agree if training keeps nothing on the device meanwhile.
 fn share(source: &SourceKey) -> MappedKey {
-    let on = |place: &str, what: &str| source.facts.is_on(&format!("actor_rollout_ref.actor.{place}.{what}"));
-    let away = |what: &str| on("fsdp_config", what) || on("megatron", what);
+    let is_on = |place: &str, what: &str| source.facts.is_on(&format!("actor_rollout_ref.actor.{place}.{what}"));
+    let is_offloaded = |what: &str| is_on("fsdp_config", what) || is_on("megatron", what);
     let Some(share) = source.number() else {
         return source.wrong("a share from 0 to 1");
     };
-    // adapters are merged into a copy of their base while sampling, which the share would have to hold too
+    // while sampling, the share would also have to hold the base model's copy with merged adapters
     let adapters = source.facts.number("actor_rollout_ref.model.lora_rank").is_some_and(|rank| rank > 0.0);
-    let streams = ["offload_policy", "cpu_offload", "offload_params"].iter().any(|what| on("fsdp_config", what));
-    if !adapters && (streams || (away("param_offload") && away("optimizer_offload"))) {
+    let streams = ["offload_policy", "cpu_offload", "offload_params"].iter().any(|what| is_on("fsdp_config", what));
+    if !adapters && (streams || (is_offloaded("param_offload") && is_offloaded("optimizer_offload"))) {
         return set("rollout.gpu_memory_utilization", share)
-            .noted("of the device's total memory; remove it on a CPU, which has no memory of this kind");
+            .with_note("of the device's total memory; remove it on a CPU, which has no memory of this kind");
     }
     not_needed(
-        "sampling uses the memory that training leaves free: the two alternate in one pool. rollout.gpu_memory_utilization would bound all memory in use while sampling; in verl it does not \
-         count the training state",
+        "sampling uses the memory that training leaves free: the two alternate in one pool. \
+         rollout.gpu_memory_utilization would bound all memory in use while sampling; in verl it does not count the \
+         training state",
     )
 }
 
@@ -55,28 +56,28 @@ fn captures(source: &SourceKey) -> MappedKey {
     }
     let left = sizes.len() - within.len();
     let note = if left == 0 { String::new() } else { format!("{left} above rollout.max_num_seqs omitted") };
-    set("rollout.cudagraph_capture_sizes", within).noted(note)
+    set("rollout.cudagraph_capture_sizes", within).with_note(note)
 }
 
-/// Most turns of the model; `more` of them than the key counts. The least of the keys counts.
+/// Limit of the model's turns: the key's value plus `more`. The lowest limit applies.
 fn turns(source: &SourceKey, more: &str) -> MappedKey {
     let more = i64::from(more == "1");
-    let Some(own) = source.count() else {
+    let Some(turns) = source.count() else {
         return not_needed("none, as here by default");
     };
-    let most = |name: &str, more: i64| {
+    let limit = |name: &str, more: i64| {
         let value = source.facts.whole(&format!("actor_rollout_ref.rollout.multi_turn.{name}"));
         value.filter(|n| *n > 0).map(|n| n + more)
     };
     let other =
-        if more == 0 { most("max_user_turns", 1) } else { most("max_assistant_turns", 0).or(most("max_turns", 0)) };
+        if more == 0 { limit("max_user_turns", 1) } else { limit("max_assistant_turns", 0).or(limit("max_turns", 0)) };
     match other {
-        Some(other) if other < own + more => not_needed(format!("the other limit comes first: {other} turns")),
-        _ => set("rollout.multi_turn.max_assistant_turns", own + more),
+        Some(other) if other < turns + more => not_needed(format!("the other limit comes first: {other} turns")),
+        _ => set("rollout.multi_turn.max_assistant_turns", turns + more),
     }
 }
 
-/// A format of tool calls that is not read.
+/// An unsupported format of tool calls.
 fn other_format(source: &SourceKey) -> MappedKey {
     cannot(format!(
         "tool calls are read as {}, not as {}; a chat template can ask for one of these",
@@ -85,21 +86,21 @@ fn other_format(source: &SourceKey) -> MappedKey {
     ))
 }
 
-/// Modules with adapters; Megatron's names join what stands apart here.
+/// Modules with adapters; Megatron's names cover several modules here.
 fn targets(source: &SourceKey) -> MappedKey {
     let names = match source.value {
         Value::Array(names) if names.iter().all(Value::is_string) => names,
         _ => return given(source, "model.lora.target_modules"),
     };
-    let mut ours = Vec::new();
+    let mut modules = Vec::new();
     for name in names.iter().filter_map(Value::as_str) {
         match name {
-            "linear_qkv" => ours.extend(["q_proj", "k_proj", "v_proj"]),
-            "linear_proj" => ours.push("o_proj"),
-            "linear_fc1" => ours.extend(["gate_proj", "up_proj"]),
-            "linear_fc2" => ours.push("down_proj"),
-            other => ours.push(other),
+            "linear_qkv" => modules.extend(["q_proj", "k_proj", "v_proj"]),
+            "linear_proj" => modules.push("o_proj"),
+            "linear_fc1" => modules.extend(["gate_proj", "up_proj"]),
+            "linear_fc2" => modules.push("down_proj"),
+            other => modules.push(other),
         }
     }
-    set("model.lora.target_modules", ours)
+    set("model.lora.target_modules", modules)
 }

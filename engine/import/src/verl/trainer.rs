@@ -22,7 +22,7 @@ fn passes(source: &SourceKey) -> MappedKey {
     }
 }
 
-/// Whether the configuration that a script starts from is among the files.
+/// Returns true if the script's base configuration is among the files.
 fn reads_config(source: &SourceKey) -> bool {
     let name = source.text().map(|name| name.trim_end_matches(".yaml"));
     name.is_some_and(|name| source.facts.reads(&format!("{name}.yaml")))

@@ -1,4 +1,4 @@
-//! Which estimator turns rewards into advantages.
+//! Advantage estimators, and their choice.
 
 use super::gae::{Gae, gae};
 use super::gpg::gpg;
@@ -70,7 +70,6 @@ impl Default for AdvantageEstimator {
 
 impl AdvantageEstimator {
     /// The advantage of every token; `eps` is added to standard deviations.
-    #[must_use]
     pub fn advantages(self, inputs: AdvantageInputs<'_>, eps: f64) -> Vec<Vec<f64>> {
         let (rewards, groups) = (inputs.sequence_rewards(), inputs.groups);
         let (advantages, by) = match self {
@@ -89,22 +88,22 @@ impl AdvantageEstimator {
         inputs.expand(&compared(inputs, advantages, by.normalize_advantages.then_some(eps)))
     }
 
-    /// Whether tokens of one completion have advantages of their own.
+    /// Returns true if tokens of one completion have different advantages.
     pub(crate) fn by_token(self) -> bool {
         matches!(self, Self::ReinforcePlusPlus(_) | Self::Gae(_))
     }
 }
 
-/// Advantages of completions, 0 for the only one with a reward in a group of several; those of the others normalized
-/// over the step with this added to their standard deviation.
+/// Zeroes the advantage of the only completion with a reward in a group of several, and normalizes the others
+/// over the step; `eps` is added to their standard deviation.
 fn compared(inputs: AdvantageInputs<'_>, mut advantages: Vec<f64>, eps: Option<f64>) -> Vec<f64> {
     let (lone, compared): (Vec<usize>, Vec<usize>) = (0..advantages.len()).partition(|&i| inputs.is_lone(i));
     for i in lone {
         advantages[i] = 0.0;
     }
     if let Some(eps) = eps {
-        let own: Vec<f64> = compared.iter().map(|&i| advantages[i]).collect();
-        for (i, advantage) in compared.into_iter().zip(normalized(&own, eps)) {
+        let values: Vec<f64> = compared.iter().map(|&i| advantages[i]).collect();
+        for (i, advantage) in compared.into_iter().zip(normalized(&values, eps)) {
             advantages[i] = advantage;
         }
     }

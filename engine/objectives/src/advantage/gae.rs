@@ -26,7 +26,6 @@ impl Gae {
     /// skipped: its reward and value change nothing, and it takes the advantage of the next token.
     ///
     /// All slices are as long as the sequence.
-    #[must_use]
     pub fn estimate(self, rewards: &[f64], values: &[f64], mask: &[bool]) -> (Vec<f64>, Vec<f64>) {
         let mut advantages = vec![0.0; rewards.len()];
         let (mut next_value, mut next_advantage) = (0.0, 0.0);
@@ -44,12 +43,11 @@ impl Gae {
 }
 
 /// The advantage of every token, whitened over the step's scored tokens.
-#[must_use]
 pub fn gae(outcomes: AdvantageInputs<'_>, by: Gae) -> Vec<Vec<f64>> {
-    let all = outcomes.rewards.iter().zip(outcomes.values);
-    let all = all.zip(outcomes.masks);
+    let rows = outcomes.rewards.iter().zip(outcomes.values);
+    let rows = rows.zip(outcomes.masks);
     let mut advantages: Vec<Vec<f64>> =
-        all.map(|((rewards, values), mask)| by.estimate(rewards, values, mask).0).collect();
+        rows.map(|((rewards, values), mask)| by.estimate(rewards, values, mask).0).collect();
     let pairs = advantages.iter().flatten();
     let scored = pairs.zip(outcomes.masks.iter().flatten());
     let white = Whitening::of(scored.filter(|(_, m)| **m).map(|(a, _)| *a));

@@ -16,7 +16,6 @@ pub enum ScaleRewards {
 }
 
 /// The values less their mean, over their standard deviation plus `eps`.
-#[must_use]
 pub fn normalized(values: &[f64], eps: f64) -> Vec<f64> {
     let (centre, spread) = (mean(values), std(values));
     values.iter().map(|v| (v - centre) / (spread + eps)).collect()
@@ -24,14 +23,13 @@ pub fn normalized(values: &[f64], eps: f64) -> Vec<f64> {
 
 /// Share of groups whose rewards are all equal: their advantages are 0 (TRL's `frac_reward_zero_std`). As in TRL, a
 /// group of several of which fewer than two have a reward is none of them.
-#[must_use]
 pub fn frac_reward_zero_std(rewards: &[Option<f64>], groups: &[u64]) -> f64 {
-    let all = group_members(groups);
-    let flat = all.iter().filter(|members| {
-        let own: Vec<u64> = members.iter().filter_map(|&i| rewards[i]).map(f64::to_bits).collect();
-        own.len() >= members.len().min(2) && own.iter().all(|reward| *reward == own[0])
+    let by_group = group_members(groups);
+    let flat = by_group.iter().filter(|members| {
+        let known: Vec<u64> = members.iter().filter_map(|&i| rewards[i]).map(f64::to_bits).collect();
+        known.len() >= members.len().min(2) && known.iter().all(|reward| *reward == known[0])
     });
-    flat.count() as f64 / all.len().max(1) as f64
+    flat.count() as f64 / by_group.len().max(1) as f64
 }
 
 /// Indices of each group's members, groups in order of first appearance.

@@ -5,15 +5,14 @@ use super::groups::{ScaleRewards, group_members, mean, std};
 /// Group-relative advantages (GRPO, arXiv:2402.03300): `(R − mean_group) / (std + eps)`.
 ///
 /// `groups[i]` names the group of reward `i`. A group of one keeps its reward: mean 0, std 1 (verl).
-#[must_use]
 pub fn grpo(rewards: &[f64], groups: &[u64], scale: ScaleRewards, eps: f64) -> Vec<f64> {
     let batch_std = std(rewards);
     let mut out = vec![0.0; rewards.len()];
     for members in group_members(groups) {
-        let own: Vec<f64> = members.iter().map(|&i| rewards[i]).collect();
-        let (centre, spread) = match own.len() {
+        let group: Vec<f64> = members.iter().map(|&i| rewards[i]).collect();
+        let (centre, spread) = match group.len() {
             1 => (0.0, 1.0),
-            _ => (mean(&own), std(&own)),
+            _ => (mean(&group), std(&group)),
         };
         for &i in &members {
             let deviation = rewards[i] - centre;
@@ -29,7 +28,6 @@ pub fn grpo(rewards: &[f64], groups: &[u64], scale: ScaleRewards, eps: f64) -> V
 
 /// GRPO with mean and standard deviation of the group's other rewards (`NeMo RL`'s `use_leave_one_out_baseline`), which
 /// do not divide where they are all equal. A group of one has no advantage.
-#[must_use]
 pub fn grpo_leave_one_out(rewards: &[f64], groups: &[u64], scale: ScaleRewards, eps: f64) -> Vec<f64> {
     let batch_std = std(rewards);
     let mut out = vec![0.0; rewards.len()];

@@ -1,15 +1,15 @@
-//! What advantages are computed from.
+//! Inputs of advantage estimators.
 
-/// What is known of the completions of a step that have a reward, one entry each.
+/// Data of a step's completions with rewards, one entry each.
 #[derive(Clone, Copy, Debug)]
 pub struct AdvantageInputs<'a> {
     /// Reward of every token.
     pub rewards: &'a [Vec<f64>],
-    /// Which tokens are scored.
+    /// Mask of scored tokens.
     pub masks: &'a [Vec<bool>],
-    /// The group each belongs to: completions of one prompt.
+    /// Group of each: the completions of one prompt.
     pub groups: &'a [u64],
-    /// Which are the only ones with a reward in a group of several: there is nothing to compare them with. Empty
+    /// True for the only completion with a reward in a group of several, which cannot be compared. Empty
     /// without any.
     pub lone: &'a [bool],
     /// Reward of the greedy completion of its prompt; empty without one.
@@ -20,28 +20,24 @@ pub struct AdvantageInputs<'a> {
 
 impl AdvantageInputs<'_> {
     /// Each completion's reward: the sum over its tokens.
-    #[must_use]
     pub fn sequence_rewards(&self) -> Vec<f64> {
-        self.rewards.iter().map(|own| own.iter().sum()).collect()
+        self.rewards.iter().map(|rewards| rewards.iter().sum()).collect()
     }
 
-    /// Whether it is the only one with a reward in a group of several.
-    #[must_use]
+    /// Returns true if it is the only one with a reward in a group of several.
     pub fn is_lone(&self, completion: usize) -> bool {
         self.lone.get(completion).copied().unwrap_or(false)
     }
 
     /// Number of scored tokens of each.
-    #[must_use]
     pub fn lengths(&self) -> Vec<usize> {
         let scored = |mask: &Vec<bool>| mask.iter().filter(|m| **m).count();
         self.masks.iter().map(scored).collect()
     }
 
-    /// One number a completion, repeated for each of its tokens.
-    #[must_use]
+    /// Repeats one number per completion for each of its tokens.
     pub fn expand(&self, values: &[f64]) -> Vec<Vec<f64>> {
-        let of = |(mask, value): (&Vec<bool>, &f64)| vec![*value; mask.len()];
-        self.masks.iter().zip(values).map(of).collect()
+        let repeat = |(mask, value): (&Vec<bool>, &f64)| vec![*value; mask.len()];
+        self.masks.iter().zip(values).map(repeat).collect()
     }
 }

@@ -57,9 +57,9 @@ mod tests {
             -1.0,
             0.0,
         ];
-        let found = grpo_leave_one_out(&rewards, &groups, ScaleRewards::Group, 1e-6);
-        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-            assert!((found - expected).abs() < 1e-9, "{i}: {found} for {expected}");
+        let actual = grpo_leave_one_out(&rewards, &groups, ScaleRewards::Group, 1e-6);
+        for (i, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+            assert!((actual - expected).abs() < 1e-9, "{i}: {actual} for {expected}");
         }
         let plain = grpo_leave_one_out(&rewards[..11], &groups[..11], ScaleRewards::None, 1e-6);
         let undivided = rloo(&rewards[..11], &groups[..11]);

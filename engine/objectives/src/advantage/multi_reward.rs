@@ -8,9 +8,9 @@ use super::groups::{group_members, mean, std};
 /// none applies has no advantage.
 ///
 /// `parts[i]` holds completion i's rewards in the order of `weights`.
-#[must_use]
 pub fn normalize_then_sum(parts: &[Vec<Option<f64>>], weights: &[f64], groups: &[u64], eps: f64) -> Vec<f64> {
-    let mut sums: Vec<Option<f64>> = parts.iter().map(|own| own.iter().any(Option::is_some).then_some(0.0)).collect();
+    let mut sums: Vec<Option<f64>> =
+        parts.iter().map(|rewards| rewards.iter().any(Option::is_some).then_some(0.0)).collect();
     for members in group_members(groups) {
         for (k, weight) in weights.iter().enumerate() {
             let known: Vec<f64> = members.iter().filter_map(|&i| parts[i][k]).collect();

@@ -3,7 +3,6 @@
 use super::groups::group_members;
 
 /// `R − Σ_group |o| R / Σ_group |o|`. A group of one, or one without scored tokens, keeps its reward (verl).
-#[must_use]
 pub fn opo(rewards: &[f64], groups: &[u64], lengths: &[usize]) -> Vec<f64> {
     let mut out = vec![0.0; rewards.len()];
     for members in group_members(groups) {

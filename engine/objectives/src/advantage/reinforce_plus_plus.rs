@@ -18,7 +18,6 @@ pub struct ReinforcePlusPlus {
 }
 
 /// The rewards from each token on, discounted by `gamma` a token.
-#[must_use]
 pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     let mut out = vec![0.0; rewards.len()];
     let mut later = 0.0;
@@ -30,23 +29,21 @@ pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
 }
 
 /// Returns by token, normalised over the step's scored tokens.
-#[must_use]
 pub fn reinforce_plus_plus(outcomes: AdvantageInputs<'_>, gamma: f64) -> Vec<Vec<f64>> {
-    let all = outcomes.rewards.iter();
-    let mut values: Vec<Vec<f64>> = all.map(|own| returns(own, gamma)).collect();
+    let rows = outcomes.rewards.iter();
+    let mut values: Vec<Vec<f64>> = rows.map(|rewards| returns(rewards, gamma)).collect();
     whiten(&mut values, outcomes.masks);
     values
 }
 
 /// The reward less the group's mean, normalised over the step's scored tokens. A group of one keeps its reward, but not
 /// the only one with a reward in a group of several.
-#[must_use]
 pub fn reinforce_plus_plus_baseline(outcomes: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
     let mut totals = outcomes.sequence_rewards();
     for members in group_members(outcomes.groups) {
-        let own: Vec<f64> = members.iter().map(|&i| totals[i]).collect();
-        let keeps = own.len() == 1 && !outcomes.is_lone(members[0]);
-        let centre = if keeps { 0.0 } else { mean(&own) };
+        let group: Vec<f64> = members.iter().map(|&i| totals[i]).collect();
+        let keeps = group.len() == 1 && !outcomes.is_lone(members[0]);
+        let centre = if keeps { 0.0 } else { mean(&group) };
         for &i in &members {
             totals[i] -= centre;
         }

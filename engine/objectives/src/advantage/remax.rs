@@ -4,11 +4,10 @@ use super::inputs::AdvantageInputs;
 use super::reinforce_plus_plus::returns;
 
 /// At every token the rewards from there on less the greedy completion's reward.
-#[must_use]
 pub fn remax(outcomes: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
-    let of = |(rewards, baseline): (&Vec<f64>, &f64)| {
-        let own = returns(rewards, 1.0);
-        own.iter().map(|r| r - baseline).collect()
+    let relative = |(rewards, baseline): (&Vec<f64>, &f64)| {
+        let rewards_to_go = returns(rewards, 1.0);
+        rewards_to_go.iter().map(|r| r - baseline).collect()
     };
-    outcomes.rewards.iter().zip(outcomes.baselines).map(of).collect()
+    outcomes.rewards.iter().zip(outcomes.baselines).map(relative).collect()
 }

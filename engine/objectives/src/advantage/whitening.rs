@@ -12,7 +12,6 @@ pub struct Whitening {
 
 impl Whitening {
     /// The statistics of these values. The variance of fewer than two is 0.
-    #[must_use]
     pub fn of(scored: impl Iterator<Item = f64> + Clone) -> Self {
         let n = scored.clone().count() as f64;
         let mean = scored.clone().sum::<f64>() / n.max(1.0);
@@ -21,19 +20,16 @@ impl Whitening {
     }
 
     /// (x − mean) / √(variance + 1e-8).
-    #[must_use]
     pub fn apply(self, x: f64) -> f64 {
         (x - self.mean) / (self.variance + WHITEN_EPS).sqrt()
     }
 
     /// The mean.
-    #[must_use]
     pub fn mean(self) -> f64 {
         self.mean
     }
 
     /// The Bessel-corrected variance.
-    #[must_use]
     pub fn variance(self) -> f64 {
         self.variance
     }

@@ -75,9 +75,8 @@ pub(super) fn clip(range: ClipRange, dual: Option<f64>, ratios: &Ratios<'_>) -> 
     PolicyTerms { loss, metrics: shares(ratios, &clipped), clipped, clipped_lower }
 }
 
-/// How much was clipped on either side, under TRL's names: shares of the tokens, or of the sequences where each has one
-/// ratio. A loss that looks at whole sequences also knows the sequence with the least below and the one with the most
-/// above.
+/// Clipped fractions on either side, under TRL's names: of the tokens, or of the sequences if each has one
+/// ratio. Losses of whole sequences also report the smallest fraction below and the largest above of a sequence.
 fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
     let clipped = clipped.clone().inner();
     let advantage = ratios.inputs.advantage();
@@ -89,10 +88,10 @@ fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
         ratios.mean("clip_ratio/region_mean", clipped),
     ];
     if let Some(sequences) = ratios.sequences {
-        let of_sequences = |name, reduction, sum| Metric { name, reduction, sum };
+        let metric = |name, reduction, sum| Metric { name, reduction, sum };
         metrics.extend([
-            of_sequences("clip_ratio/low_min", Reduction::Min, sequences.mean(low).min()),
-            of_sequences("clip_ratio/high_max", Reduction::Max, sequences.mean(high).max()),
+            metric("clip_ratio/low_min", Reduction::Min, sequences.mean(low).min()),
+            metric("clip_ratio/high_max", Reduction::Max, sequences.mean(high).max()),
         ]);
     }
     metrics

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 /// Differences of log-probs up to this are rounding errors, whose sign must not become a gradient.
-const ROUNDING: f64 = 1e-5;
+const MAX_ROUNDING_ERROR: f64 = 1e-5;
 
 /// `−A r`, and `+ ppo_kl_coef · |logp − old|` for the chosen tokens.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault, Deserialize, Serialize, JsonSchema)]
@@ -59,7 +59,7 @@ impl TokenPolicyLoss for KlCov {
         let mut loss = ratios.log_ratio.clone().exp() * advantage.clone().neg();
         if let Some(chosen) = &ratios.inputs.columns.chosen {
             let apart = ratios.difference.clone().abs();
-            let moved = apart.clone().inner().greater_elem(ROUNDING).float();
+            let moved = apart.clone().inner().greater_elem(MAX_ROUNDING_ERROR).float();
             loss = loss + apart * (chosen.clone() * moved * self.ppo_kl_coef);
         }
         ratios.unclipped(loss)
@@ -82,18 +82,16 @@ impl TokenPolicyLoss for ClipCov {
 }
 
 /// `(A − mean A) (logp − mean logp)` of the tokens of an optimizer step.
-#[must_use]
 pub fn covariances(logp: &[f64], advantages: &[f64]) -> Vec<f64> {
     let n = logp.len().max(1) as f64;
     let mean = |values: &[f64]| values.iter().sum::<f64>() / n;
-    let (of_logp, of_advantage) = (mean(logp), mean(advantages));
-    let both = logp.iter().zip(advantages);
-    both.map(|(l, a)| (a - of_advantage) * (l - of_logp)).collect()
+    let (logp_mean, advantage_mean) = (mean(logp), mean(advantages));
+    let pairs = logp.iter().zip(advantages);
+    pairs.map(|(l, a)| (a - advantage_mean) * (l - logp_mean)).collect()
 }
 
 /// KL-Cov's choice: this share of the tokens, at least one, with the largest covariance. Of tokens that are equal but
 /// for rounding the first is taken: completions of one prompt often begin alike.
-#[must_use]
 pub fn kl_cov_mask(covariances: &[f64], share: f64) -> Vec<bool> {
     let rounded: Vec<f64> = covariances.iter().map(|c| (c * 1e4).round()).collect();
     let mut order: Vec<usize> = (0..covariances.len()).collect();
@@ -108,7 +106,6 @@ pub fn kl_cov_mask(covariances: &[f64], share: f64) -> Vec<bool> {
 
 /// Clip-Cov's choice: this share of all tokens, at least one, drawn from those that the clip leaves alone and whose
 /// covariance lies between the bounds.
-#[must_use]
 pub fn clip_cov_mask(by: ClipCov, covariances: &[f64], clipped: &[bool], mut random: Stream) -> Vec<bool> {
     let within = |c: f64| c > by.clip_cov_lb && c < by.clip_cov_ub;
     let mut candidates: Vec<usize> =

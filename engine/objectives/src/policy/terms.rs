@@ -1,4 +1,4 @@
-//! What a policy loss sees of the tokens, and what it returns.
+//! Inputs and results of policy losses.
 
 use crate::sequence_reduction::SequenceReduction;
 use crate::token_loss::{Metric, Reduction, TokenInputs};
@@ -33,7 +33,7 @@ pub struct PolicyTerms {
     pub metrics: Vec<Metric>,
 }
 
-/// What a policy loss looks at, `[tokens]` each.
+/// Inputs of a policy loss, `[tokens]` each.
 pub(crate) struct Ratios<'a> {
     /// Log-prob under the current policy.
     pub logp: Tensor<1>,
@@ -43,9 +43,9 @@ pub(crate) struct Ratios<'a> {
     pub log_ratio: Tensor<1>,
     /// The tokens' inputs.
     pub inputs: &'a TokenInputs,
-    /// Where sequences begin and end, for losses that do not separate.
+    /// Bounds of sequences, for losses that do not separate.
     pub sequences: Option<&'a SequenceReduction>,
-    /// What the ratio is of.
+    /// Level of the ratio.
     pub level: ImportanceSamplingLevel,
 }
 
@@ -56,7 +56,7 @@ impl Ratios<'_> {
         PolicyTerms { loss, clipped: none.clone(), clipped_lower: none, metrics: Vec::new() }
     }
 
-    /// Where sequences begin and end.
+    /// Bounds of sequences.
     pub fn sequences(&self) -> &SequenceReduction {
         self.sequences.expect("a loss that does not separate gets whole sequences")
     }
@@ -87,8 +87,8 @@ impl ImportanceSamplingLevel {
             (Self::SequenceProduct, Some(s)) => s.broadcast(s.sum(difference)),
             (Self::SequenceToken, Some(s)) => {
                 let mean = s.broadcast(s.mean(difference.clone().inner()));
-                let own = difference.clone().inner();
-                difference + (mean - own)
+                let detached = difference.clone().inner();
+                difference + (mean - detached)
             }
         };
         log_ratio.clamp(-20.0, 20.0)
@@ -102,17 +102,17 @@ pub(crate) trait TokenPolicyLoss {
         ImportanceSamplingLevel::Token
     }
 
-    /// Whether it takes the importance-sampling correction into its own terms, so that they are not multiplied by it.
+    /// Returns true if its terms apply the importance-sampling correction, so that they are not multiplied by it.
     fn takes_corrections(&self) -> bool {
         false
     }
 
-    /// Whether it acts on tokens that are chosen out of a whole optimizer step.
+    /// Returns true if it acts on tokens selected from a whole optimizer step.
     fn chooses_tokens(&self) -> bool {
         false
     }
 
-    /// Whether it needs to know where sequences begin and end.
+    /// Returns true if it needs the bounds of sequences.
     fn looks_at_sequences(&self) -> bool {
         self.level() != ImportanceSamplingLevel::Token || self.takes_corrections()
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 /// ln 1e-8: the least log of a weight, as the reference code bounds it.
-const LEAST: f64 = -18.420_680_743_952_367;
+const MIN_LOG: f64 = -18.420_680_743_952_367;
 
 /// `−sg(φ(w)) · A · logp` with `φ(w) = e^λ w^k e^{−λ w}` and w the product of the sequence's ratios, of corrections
 /// too. k and λ depend on the sign of A.
@@ -41,9 +41,9 @@ impl TokenPolicyLoss for Vespo {
         let sequences = ratios.sequences();
         let mut log_w = log_ratio.clone().inner();
         if let Some(correction) = &inputs.columns.correction {
-            log_w = log_w + correction.clone().log().clamp(LEAST, 20.0);
+            log_w = log_w + correction.clone().log().clamp(MIN_LOG, 20.0);
         }
-        let log_w = sequences.broadcast(sequences.sum(log_w).clamp(LEAST, 20.0));
+        let log_w = sequences.broadcast(sequences.sum(log_w).clamp(MIN_LOG, 20.0));
         let advantage = inputs.advantage();
         let negative = advantage.clone().lower_elem(0.0).float();
         let pick = |below: f64, above: f64| negative.clone() * (below - above) + above;

@@ -75,7 +75,7 @@ impl PolicyGradient {
         }
     }
 
-    /// Which tokens are scored.
+    /// Sets the masks of scored tokens.
     fn mask(&self, rollouts: &mut [&mut Rollout]) -> Vec<(String, f64)> {
         // what an environment wrote has no part in the statistics of a sequence
         for rollout in rollouts.iter_mut() {
@@ -83,8 +83,8 @@ impl PolicyGradient {
         }
         let kept = (!self.rejections.is_empty()).then(|| {
             let differences = differences(rollouts);
-            let own = rollouts.iter().zip(&differences);
-            let sampled: Vec<Vec<f64>> = own.map(|(r, own)| r.scored(own)).collect();
+            let pairs = rollouts.iter().zip(&differences);
+            let sampled: Vec<Vec<f64>> = pairs.map(|(r, pairs)| r.scored(pairs)).collect();
             kept_tokens(&self.rejections, &sampled)
         });
         for (i, rollout) in rollouts.iter_mut().enumerate() {
@@ -102,8 +102,8 @@ impl PolicyGradient {
         };
         let out = |kept: &bool| f64::from(u8::from(!kept));
         let tokens: Vec<f64> = kept.iter().flatten().map(out).collect();
-        let whole = |own: &Vec<bool>| out(&own.iter().all(|kept| *kept));
-        let sequences: Vec<f64> = kept.iter().map(whole).collect();
+        let whole_row = |row: &Vec<bool>| out(&row.iter().all(|kept| *kept));
+        let sequences: Vec<f64> = kept.iter().map(whole_row).collect();
         let name = |what: &str| format!("rollout_corr/rollout_rs_{what}");
         vec![(name("masked_fraction"), mean(&tokens)), (name("seq_masked_fraction"), mean(&sequences))]
     }
@@ -114,7 +114,7 @@ impl PolicyGradient {
             return Vec::new();
         };
         let scored: Vec<Vec<f64>> =
-            differences(rollouts).iter().zip(rollouts.iter()).map(|(own, rollout)| rollout.scored(own)).collect();
+            differences(rollouts).iter().zip(rollouts.iter()).map(|(row, rollout)| rollout.scored(row)).collect();
         let (weights, metrics) = correction.weights(&scored);
         for (rollout, weights) in rollouts.iter_mut().zip(weights) {
             rollout.columns.correction = Some(rollout.unscored(weights, 1.0));
@@ -123,17 +123,17 @@ impl PolicyGradient {
     }
 }
 
-/// Which completions are the only ones with a reward in a group of several.
+/// True for completions that are the only ones with a reward in a group of several.
 fn lone(rollouts: &[Rollout]) -> Vec<bool> {
     let mut counts: HashMap<u64, (usize, usize)> = HashMap::new();
     for rollout in rollouts {
-        let (all, judged) = counts.entry(rollout.prompt_index).or_default();
-        *all += 1;
+        let (total, judged) = counts.entry(rollout.prompt_index).or_default();
+        *total += 1;
         *judged += usize::from(rollout.reward.is_some());
     }
     let is_lone = |rollout: &Rollout| {
-        let (all, judged) = counts[&rollout.prompt_index];
-        all > 1 && judged == 1
+        let (total, judged) = counts[&rollout.prompt_index];
+        total > 1 && judged == 1
     };
     rollouts.iter().map(is_lone).collect()
 }
@@ -158,8 +158,8 @@ fn penalized_rewards(
         metrics.push(("actor/reward_kl_penalty".into(), current));
     }
     metrics.push(("actor/reward_kl_penalty_coeff".into(), coefficient));
-    let all = rewards.iter().zip(&kls);
-    all.map(|(&reward, kl)| token_level_rewards(reward, kl, coefficient)).collect()
+    let pairs = rewards.iter().zip(&kls);
+    pairs.map(|(&reward, kl)| token_level_rewards(reward, kl, coefficient)).collect()
 }
 
 /// The KL to the reference of each token of a completion; 0 for tokens that the policy did not sample, and for all
@@ -169,8 +169,8 @@ fn token_kl(by: KlInReward, rollout: &Rollout) -> Vec<f64> {
         return vec![0.0; rollout.completion.len()];
     };
     let pairs = rollout.old_logp().iter().zip(reference).zip(rollout.sampled());
-    let of = |((&old, &reference), sampled)| if sampled { by.estimator.estimate(old, reference) } else { 0.0 };
-    pairs.map(of).collect()
+    let kl = |((&old, &reference), sampled)| if sampled { by.estimator.estimate(old, reference) } else { 0.0 };
+    pairs.map(kl).collect()
 }
 
 /// Advantages of completions with several rewards, each of them normalised by itself.
@@ -184,9 +184,9 @@ fn normalized_parts(rollouts: &[&mut Rollout], groups: &[u64], eps: f64) -> Vec<
 
 /// The trainer's old log-probs less the sampler's, of every token: both under the full distribution.
 fn differences(rollouts: &[&mut Rollout]) -> Vec<Vec<f64>> {
-    let of = |rollout: &&mut Rollout| {
+    let difference = |rollout: &&mut Rollout| {
         let pairs = rollout.old_logp().iter().zip(rollout.full_logp());
         pairs.map(|(&old, &sampler)| old - sampler).collect()
     };
-    rollouts.iter().map(of).collect()
+    rollouts.iter().map(difference).collect()
 }

@@ -31,12 +31,12 @@ pub struct PolicyGradient {
     pub(crate) entropy_bonus: Option<EntropyBonus>,
 }
 
-/// How the rewards of a step become advantages (TRL's `multi_objective_aggregation`).
+/// Conversion of a step's rewards to advantages (TRL's `multi_objective_aggregation`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Advantages {
     /// The weighted sum of the rewards is one reward.
     SumThenNormalize {
-        /// What makes it an advantage.
+        /// Estimator of the advantage.
         estimator: AdvantageEstimator,
         /// Added to standard deviations.
         eps: f64,
@@ -51,25 +51,22 @@ pub enum Advantages {
 }
 
 impl PolicyGradient {
-    /// How rewards become advantages.
-    #[must_use]
+    /// The conversion of rewards to advantages.
     pub fn advantages(&self) -> &Advantages {
         &self.advantages
     }
 
     /// The policy loss.
-    #[must_use]
     pub fn policy_loss(&self) -> &PolicyLoss {
         &self.loss
     }
 
-    /// Whether it compares the trainer's old log-probs with the sampler's, for corrections or rejections.
-    #[must_use]
+    /// Returns true if it compares the trainer's old log-probs with the sampler's, for corrections or rejections.
     pub fn compares_sampler_and_trainer(&self) -> bool {
         self.correction.is_some() || !self.rejections.is_empty()
     }
 
-    /// Whether the loss looks at whole sequences.
+    /// Returns true if the loss uses whole sequences.
     pub(super) fn looks_at_sequences(&self) -> bool {
         self.loss.formula().looks_at_sequences() || self.off_policy_mask.is_some()
     }
@@ -77,7 +74,6 @@ impl PolicyGradient {
 
 impl Advantages {
     /// The estimator, where the rewards are summed first.
-    #[must_use]
     pub fn estimator(&self) -> Option<AdvantageEstimator> {
         match self {
             Self::SumThenNormalize { estimator, .. } => Some(*estimator),
@@ -86,7 +82,6 @@ impl Advantages {
     }
 
     /// The KL penalty in the rewards.
-    #[must_use]
     pub fn kl_in_reward(&self) -> Option<KlInReward> {
         match self {
             Self::SumThenNormalize { kl_in_reward, .. } => *kl_in_reward,
@@ -95,7 +90,6 @@ impl Advantages {
     }
 
     /// Discount and decay, where a critic estimates advantages.
-    #[must_use]
     pub fn gae(&self) -> Option<Gae> {
         match self.estimator()? {
             AdvantageEstimator::Gae(gae) => Some(gae),

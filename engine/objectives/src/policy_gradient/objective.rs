@@ -38,8 +38,8 @@ impl Objective for PolicyGradient {
         let Some(EntropyBonus::Adaptive(by)) = &self.entropy_bonus else {
             return;
         };
-        let of_all = sums.values().find(|(name, _)| *name == ENTROPY);
-        let measured = coefficients.measured.take().or(of_all.map(|(_, v)| v));
+        let mean_entropy = sums.values().find(|(name, _)| *name == ENTROPY);
+        let measured = coefficients.measured.take().or(mean_entropy.map(|(_, v)| v));
         if let Some(entropy) = measured {
             coefficients.entropy_coefficient(by).update(entropy, by);
         }

@@ -1,5 +1,5 @@
-//! What is fixed for a whole optimizer step before its first backward: token weights with their normalisers, and tokens
-//! that are chosen out of the whole step.
+//! Values of an optimizer step that are fixed before its first backward: token weights with their normalizers, and
+//! tokens selected from the whole step.
 
 use super::composition::PolicyGradient;
 use crate::advantage::mean;
@@ -44,7 +44,7 @@ impl PolicyGradient {
     /// The tokens that KL-Cov or Clip-Cov acts on.
     fn chosen(&self, step: &OptimizerStep<'_>) -> Option<Vec<bool>> {
         match self.loss {
-            PolicyLoss::KlCov(by) => Some(cov::kl_cov_mask(&Covariances::new(step).of_tokens, by.kl_cov_ratio)),
+            PolicyLoss::KlCov(by) => Some(cov::kl_cov_mask(&StepTokens::new(step).covariances, by.kl_cov_ratio)),
             PolicyLoss::ClipCov(by) => Some(clip_cov_tokens(by, step)),
             _ => None,
         }
@@ -74,32 +74,32 @@ impl PolicyGradient {
         // the controller measures the entropy of the tokens that the bonus acts on
         if let Some(scores) = step.scores.filter(|_| self.top_entropy.is_some()) {
             let pairs = step.sequences.iter().zip(&scores.entropy);
-            let of_kept: Vec<f64> = pairs.flat_map(|(s, own)| kept_tokens(s).map(|t| f64::from(own[t]))).collect();
-            coefficients.measured = Some(mean(&of_kept));
+            let entropies: Vec<f64> = pairs.flat_map(|(s, row)| kept_tokens(s).map(|t| f64::from(row[t]))).collect();
+            coefficients.measured = Some(mean(&entropies));
         }
     }
 }
 
 /// Log-probs, advantages and their covariances of all tokens of a step.
-struct Covariances {
+struct StepTokens {
     logp: Vec<f64>,
     advantages: Vec<f64>,
-    of_tokens: Vec<f64>,
+    covariances: Vec<f64>,
 }
 
-impl Covariances {
+impl StepTokens {
     fn new(step: &OptimizerStep<'_>) -> Self {
         let logp = scores(step, |scores| &scores.logp);
         let advantages: Vec<f64> =
             step.sequences.iter().flat_map(|s| s.columns.advantage.iter().flatten().copied()).collect();
-        let of_tokens = cov::covariances(&logp, &advantages);
-        Self { logp, advantages, of_tokens }
+        let covariances = cov::covariances(&logp, &advantages);
+        Self { logp, advantages, covariances }
     }
 }
 
 /// The tokens that Clip-Cov leaves out, drawn from those that the clip leaves alone.
 fn clip_cov_tokens(by: ClipCov, step: &OptimizerStep<'_>) -> Vec<bool> {
-    let Covariances { logp, advantages, of_tokens } = Covariances::new(step);
+    let StepTokens { logp, advantages, covariances } = StepTokens::new(step);
     let old: Vec<f64> = step.sequences.iter().flat_map(|s| s.columns.old_logp.iter().flatten().copied()).collect();
     let clipped: Vec<bool> = (0..logp.len())
         .map(|i| {
@@ -109,10 +109,10 @@ fn clip_cov_tokens(by: ClipCov, step: &OptimizerStep<'_>) -> Vec<bool> {
         })
         .collect();
     let random = Stream::new(step.seed, CLIP_COV_STREAM + step.step);
-    cov::clip_cov_mask(by, &of_tokens, &clipped, random)
+    cov::clip_cov_mask(by, &covariances, &clipped, random)
 }
 
-/// Whether the correction masks all tokens of a sequence.
+/// Returns true if the correction masks all tokens of a sequence.
 fn is_masked_out(sequence: &Sequence) -> bool {
     let correction = sequence.columns.correction.as_ref();
     correction.is_some_and(|weights| weights.iter().all(|weight| *weight == 0.0))
@@ -120,22 +120,22 @@ fn is_masked_out(sequence: &Sequence) -> bool {
 
 /// The scored tokens of a sequence that the policy loss and the entropy bonus look at.
 fn kept_tokens(sequence: &Sequence) -> impl Iterator<Item = usize> {
-    let all = 0..sequence.positions.len();
+    let tokens = 0..sequence.positions.len();
     let keep = sequence.columns.keep.as_ref();
-    all.filter(move |&t| keep.is_none_or(|keep| keep[t] > 0.5))
+    tokens.filter(move |&t| keep.is_none_or(|keep| keep[t] > 0.5))
 }
 
 /// Scores of all tokens of the step.
-fn scores(step: &OptimizerStep<'_>, of: fn(&MicroScores) -> &Vec<Vec<f32>>) -> Vec<f64> {
+fn scores(step: &OptimizerStep<'_>, column: fn(&MicroScores) -> &Vec<Vec<f32>>) -> Vec<f64> {
     let scores = step.scores.expect("an objective that needs scores is prepared with them");
-    of(scores).iter().flatten().map(|&v| f64::from(v)).collect()
+    column(scores).iter().flatten().map(|&v| f64::from(v)).collect()
 }
 
 /// Writes a choice among all tokens of the step into a column of their sequences.
 fn assign(sequences: &mut [Sequence], choice: &[bool], into: fn(&mut TokenColumns<Vec<f64>>) -> &mut Option<Vec<f64>>) {
     let mut choice = choice.iter().map(|&c| f64::from(u8::from(c)));
     for sequence in sequences {
-        let own = choice.by_ref().take(sequence.positions.len()).collect();
-        *into(&mut sequence.columns) = Some(own);
+        let column = choice.by_ref().take(sequence.positions.len()).collect();
+        *into(&mut sequence.columns) = Some(column);
     }
 }

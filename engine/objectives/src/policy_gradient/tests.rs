@@ -36,8 +36,8 @@ fn objectives() -> Vec<(String, PolicyGradient)> {
         json!({"rollout_rs": "seq_mean_k2", "rollout_rs_threshold": 0.01}),
         json!({"mask_truncated_completions": true}),
     ]);
-    let own = settings.into_iter().map(|settings| (settings.to_string(), built(settings)));
-    named.into_iter().chain(own).collect()
+    let others = settings.into_iter().map(|settings| (settings.to_string(), built(settings)));
+    named.into_iter().chain(others).collect()
 }
 
 /// A completion with these parts of its reward, weighted 1 and 0.5, and with everything else drawn.
@@ -81,14 +81,14 @@ fn rollout(group: u64, sample: usize, parts: &[f64], random: &mut Stream) -> Rol
     }
 }
 
-/// What training takes of a completion.
+/// Training inputs of a completion.
 fn learnt(rollout: &Rollout) -> (Vec<bool>, TokenColumns<Vec<f64>>, u64) {
     (rollout.mask.clone(), rollout.columns.clone(), rollout.penalized_reward.to_bits())
 }
 
 type Learnt = (Vec<String>, Vec<(String, f64)>, Option<f64>);
 
-/// What the completions with a reward get, what is reported, and the coefficient after it.
+/// Results of the completions with a reward, the metrics, and the next coefficient.
 fn outcome(objective: &PolicyGradient, mut rollouts: Vec<Rollout>) -> Learnt {
     let mut coefficients = AdaptiveCoefficients::default();
     let metrics = objective.compute_advantages(&mut rollouts, &mut coefficients);
@@ -125,11 +125,11 @@ proptest! {
         let judged = |group: &Vec<u32>| group.iter().filter(|kind| **kind > 0).count();
         let is_compared = missing.iter().all(|group| judged(group) != 1);
         for (name, objective) in objectives() {
-            let found = outcome(&objective, drawn(0, 0));
-            prop_assert_eq!(&found, &outcome(&objective, drawn(0, 1 << 32)), "{}", name);
+            let actual = outcome(&objective, drawn(0, 0));
+            prop_assert_eq!(&actual, &outcome(&objective, drawn(0, 1 << 32)), "{}", name);
             if is_compared {
                 let without = drawn(0, 0).into_iter().filter(|r| r.reward.is_some()).collect();
-                prop_assert_eq!(&found, &outcome(&objective, without), "{}", name);
+                prop_assert_eq!(&actual, &outcome(&objective, without), "{}", name);
             }
         }
     }
@@ -197,9 +197,9 @@ fn advantages_of_groups_with_missing_rewards_are_those_of_trl() {
 
 fn close(settings: Value, rows: &[&[f64]], expected: &[f64]) {
     let label = settings.to_string();
-    let found = advantages(settings, rows);
-    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!((found - expected).abs() < 1e-8, "{label}, completion {at}: {found} instead of {expected}");
+    let actual = advantages(settings, rows);
+    for (at, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        assert!((actual - expected).abs() < 1e-8, "{label}, completion {at}: {actual} instead of {expected}");
     }
 }
 
@@ -212,11 +212,11 @@ fn a_prompt_whose_greedy_completion_has_no_reward_has_no_advantages_in_remax() {
     }
     built(json!({"adv_estimator": "remax"})).compute_advantages(&mut rollouts, &mut AdaptiveCoefficients::default());
     assert_eq!(rollouts.iter().map(Rollout::is_scored).collect::<Vec<_>>(), [false, false, true, true]);
-    let found = rollouts[3].columns.advantage.as_ref().expect("advantages");
-    assert!(found.iter().all(|a| (a - 0.75).abs() < 1e-12), "{found:?}");
+    let actual = rollouts[3].columns.advantage.as_ref().expect("advantages");
+    assert!(actual.iter().all(|a| (a - 0.75).abs() < 1e-12), "{actual:?}");
 }
 
-/// Where sampler and trainer agree about the full distribution, truncation makes nothing off policy.
+/// If sampler and trainer agree about the full distribution, truncation makes nothing off policy.
 #[test]
 fn on_policy_weights_are_one_and_nothing_is_rejected_however_the_sampler_truncates() {
     let mut random = Stream::new(3, 3);
@@ -235,9 +235,9 @@ fn on_policy_weights_are_one_and_nothing_is_rejected_however_the_sampler_truncat
     for mode in ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] {
         let objective =
             built(json!({"rollout_is": mode, "rollout_is_threshold": 1.01, "rollout_is_threshold_lower": 0.99}));
-        let mut own = rollouts.clone();
-        let metrics = objective.compute_advantages(&mut own, &mut AdaptiveCoefficients::default());
-        let weights = own.iter().flat_map(|r| r.columns.correction.iter().flatten());
+        let mut corrected = rollouts.clone();
+        let metrics = objective.compute_advantages(&mut corrected, &mut AdaptiveCoefficients::default());
+        let weights = corrected.iter().flat_map(|r| r.columns.correction.iter().flatten());
         assert!(weights.clone().count() == 4 * 256 && weights.clone().all(|w| (w - 1.0).abs() < 1e-3), "{mode}");
         let mean = metrics.iter().find(|(name, _)| name == "rollout_corr/rollout_is_mean").expect("a mean").1;
         assert!((mean - 1.0).abs() < 1e-3, "{mode}: {mean}");
@@ -245,8 +245,8 @@ fn on_policy_weights_are_one_and_nothing_is_rejected_however_the_sampler_truncat
     for criterion in ["token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k3", "seq_mean_k1", "seq_max_k2"] {
         let threshold = if criterion.ends_with("k1") { 1.01 } else { 0.01 };
         let objective = built(json!({"rollout_rs": criterion, "rollout_rs_threshold": threshold}));
-        let mut own = rollouts.clone();
-        objective.compute_advantages(&mut own, &mut AdaptiveCoefficients::default());
-        assert!(own.iter().all(|r| r.mask.iter().all(|kept| *kept)), "{criterion}");
+        let mut corrected = rollouts.clone();
+        objective.compute_advantages(&mut corrected, &mut AdaptiveCoefficients::default());
+        assert!(corrected.iter().all(|r| r.mask.iter().all(|kept| *kept)), "{criterion}");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::config::{MultiObjectiveAggregation, ObjectiveConfig, SCHEMA};
 use super::kl_control::{KlControl, KlControlConfig};
-use super::rejections::{refuse, rejections};
+use super::rejections::{reject, rejections};
 use crate::advantage::AdvantageEstimator;
 use crate::aggregate::{Aggregation, LossAggMode};
 use crate::correction::{CorrectionBound, CorrectionLevel, RolloutCorrection, RolloutIs};
@@ -21,8 +21,8 @@ impl ObjectiveConfig {
     /// [`Error::Config`] for a setting out of its range, a changed setting that no other setting makes use of, and
     /// settings that exclude each other. The message names the key and what it goes with.
     pub fn build(&self) -> Result<PolicyGradient> {
-        if let Some(found) = violations(&SCHEMA, &serde_json::to_value(self).unwrap_or_default()).first() {
-            return refuse(format!("objective.{}", found.message));
+        if let Some(violation) = violations(&SCHEMA, &serde_json::to_value(self).unwrap_or_default()).first() {
+            return reject(format!("objective.{}", violation.message));
         }
         let objective = PolicyGradient {
             advantages: self.advantages()?,
@@ -45,7 +45,7 @@ impl ObjectiveConfig {
             }),
             entropy_bonus: self.entropy_bonus()?,
         };
-        refuse_together(&objective)?;
+        check_exclusive(&objective)?;
         Ok(objective)
     }
 
@@ -59,7 +59,7 @@ impl ObjectiveConfig {
             MultiObjectiveAggregation::NormalizeThenSum
                 if self.adv_estimator != AdvantageEstimator::default() || self.use_kl_in_reward =>
             {
-                refuse(
+                reject(
                     "objective: multi_objective_aggregation: normalize_then_sum requires adv_estimator: grpo without other \
                      scale_rewards or normalize_advantages, and no use_kl_in_reward: it normalizes each reward by itself",
                 )
@@ -80,7 +80,7 @@ impl ObjectiveConfig {
         };
         let (lower, upper) = (self.rollout_is_threshold_lower.unwrap_or(0.0), self.rollout_is_threshold);
         if lower > upper {
-            return refuse("objective: rollout_is_threshold_lower should not exceed rollout_is_threshold");
+            return reject("objective: rollout_is_threshold_lower should not exceed rollout_is_threshold");
         }
         Ok(Some(RolloutCorrection { level, bound, lower, upper, normalize: self.rollout_is_batch_normalize }))
     }
@@ -92,7 +92,7 @@ impl ObjectiveConfig {
         }
         let (min, max) = (self.entropy_coef_min, self.entropy_coef_max);
         if !(min..=max).contains(&coef) {
-            return refuse(
+            return reject(
                 "objective: entropy_coeff is the initial value of the adaptive weight, and should be between \
                  entropy_coef_min and entropy_coef_max",
             );
@@ -113,7 +113,7 @@ impl TryFrom<&ObjectiveConfig> for PolicyGradient {
 fn kl_controller(by: KlControlConfig) -> Result<KlController> {
     match by.kind {
         KlControl::Fixed => Ok(KlController::Fixed { coef: by.kl_coef }),
-        KlControl::Adaptive if by.kl_coef == 0.0 => refuse(
+        KlControl::Adaptive if by.kl_coef == 0.0 => reject(
             "objective.kl_ctrl.kl_coef is 0, and an adaptive coefficient is multiplied: it would stay 0; start from above 0",
         ),
         KlControl::Adaptive => {
@@ -122,24 +122,24 @@ fn kl_controller(by: KlControlConfig) -> Result<KlController> {
     }
 }
 
-/// Refuses parts that exclude each other.
-fn refuse_together(objective: &PolicyGradient) -> Result<()> {
+/// Rejects parts that exclude each other.
+fn check_exclusive(objective: &PolicyGradient) -> Result<()> {
     let by_sequence = |c: &RolloutCorrection| c.level == CorrectionLevel::Sequence;
     match objective.loss {
-        PolicyLoss::GeoMean(_) if objective.top_entropy.is_some() => refuse(
+        PolicyLoss::GeoMean(_) if objective.top_entropy.is_some() => reject(
             "objective: top_entropy_quantile picks tokens, and policy_loss: geo_mean has one term per sequence; change \
              one of the two",
         ),
-        PolicyLoss::GeoMean(_) if objective.advantages.estimator().is_some_and(AdvantageEstimator::by_token) => refuse(
+        PolicyLoss::GeoMean(_) if objective.advantages.estimator().is_some_and(AdvantageEstimator::by_token) => reject(
             "objective: policy_loss: geo_mean takes one advantage per sequence, but adv_estimator: reinforce_plus_plus \
              and gae give one per token",
         ),
-        PolicyLoss::Vespo(_) if objective.correction.as_ref().is_some_and(by_sequence) => refuse(
+        PolicyLoss::Vespo(_) if objective.correction.as_ref().is_some_and(by_sequence) => reject(
             "objective: policy_loss: vespo multiplies the corrections of a sequence's tokens itself; take rollout_is: \
              token_truncate or token_mask",
         ),
         PolicyLoss::ClipCov(by) if by.clip_cov_lb > by.clip_cov_ub => {
-            refuse("objective: clip_cov_lb should not exceed clip_cov_ub")
+            reject("objective: clip_cov_lb should not exceed clip_cov_ub")
         }
         _ => Ok(()),
     }

@@ -148,17 +148,19 @@ fn with_choices(schema: &mut Schema) {
 }
 
 impl ObjectiveConfig {
-    /// Puts those of an algorithm's settings that have an effect under those that a section sets: `grpo` is short for `{name: grpo}`, and a section
-    /// without a name is GRPO's. A name that is no algorithm is left for whoever reads the section.
+    /// Adds the algorithm's effective settings as defaults to those of a section. `grpo` is short for `{name: grpo}`, and
+    /// a section without a name is GRPO's. An unknown name is left for the parser.
     pub fn expand(section: &mut Value) {
         Self::name_section(section);
         let Some(map) = section.as_object_mut() else { return };
         let Ok(algorithm) = Algorithm::deserialize(&map["name"]) else { return };
-        let mut laid = algorithm.changes();
-        laid.retain(|key, _| !map.contains_key(key));
-        map.extend(laid.clone());
-        let unread = violations(&SCHEMA, section).into_iter().map(|own| own.pointer.trim_start_matches('/').to_owned());
-        let unread: Vec<String> = unread.filter(|key| laid.contains_key(key)).collect();
+        let mut defaults = algorithm.changes();
+        defaults.retain(|key, _| !map.contains_key(key));
+        map.extend(defaults.clone());
+        let unread = violations(&SCHEMA, section)
+            .into_iter()
+            .map(|violation| violation.pointer.trim_start_matches('/').to_owned());
+        let unread: Vec<String> = unread.filter(|key| defaults.contains_key(key)).collect();
         section.as_object_mut().into_iter().for_each(|map| map.retain(|key, _| !unread.contains(key)));
     }
 
@@ -175,8 +177,7 @@ impl ObjectiveConfig {
 }
 
 impl Algorithm {
-    /// What the algorithm's paper sets, and GRPO's defaults for the rest.
-    #[must_use]
+    /// The paper's settings of the algorithm, with GRPO's defaults for the rest.
     pub fn settings(self) -> ObjectiveConfig {
         let settings = ObjectiveConfig::deserialize(Value::Object(self.changes()));
         ObjectiveConfig { name: self, ..settings.expect("the keys of an algorithm are settings of an objective") }

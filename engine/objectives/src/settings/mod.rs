@@ -1,5 +1,5 @@
 //! The `objective` section of a configuration: flat settings under verl's and TRL's names, and their conversion into a
-//! [`PolicyGradient`](super::PolicyGradient), which refuses what does not go together.
+//! [`PolicyGradient`](super::PolicyGradient), which rejects incompatible settings.
 
 mod algorithm;
 mod build;

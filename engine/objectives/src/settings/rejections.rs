@@ -12,10 +12,10 @@ pub(super) fn rejections(config: &ObjectiveConfig) -> Result<Vec<Rejection>> {
         return Ok(Vec::new());
     };
     let Some(RejectionThresholds(given)) = &config.rollout_rs_threshold else {
-        return refuse("objective: rollout_rs needs rollout_rs_threshold: how far the sampler may be from the trainer");
+        return reject("objective: rollout_rs needs rollout_rs_threshold: how far the sampler may be from the trainer");
     };
     if given.len() != 1 && given.len() != kinds.len() {
-        return refuse(format!(
+        return reject(format!(
             "objective: rollout_rs has {} criteria and rollout_rs_threshold {} thresholds; give one for all of them, or one each",
             kinds.len(),
             given.len()
@@ -23,34 +23,34 @@ pub(super) fn rejections(config: &ObjectiveConfig) -> Result<Vec<Rejection>> {
     }
     let pairs = kinds.iter().zip(given.iter().cycle());
     let lower = config.rollout_rs_threshold_lower;
-    if lower.is_some() && !pairs.clone().any(|(criterion, own)| criterion.is_k1() && own.lower.is_none()) {
-        return refuse("objective.rollout_rs_threshold_lower requires one of the k1 kinds of objective.rollout_rs");
+    if lower.is_some() && !pairs.clone().any(|(criterion, threshold)| criterion.is_k1() && threshold.lower.is_none()) {
+        return reject("objective.rollout_rs_threshold_lower requires one of the k1 kinds of objective.rollout_rs");
     }
-    let rejection = |(&criterion, own): (&RolloutRs, &RejectionThreshold)| {
-        let range = range(lower, criterion, *own)?;
+    let rejection = |(&criterion, threshold): (&RolloutRs, &RejectionThreshold)| {
+        let range = range(lower, criterion, *threshold)?;
         Ok(Rejection { criterion, range })
     };
     pairs.map(rejection).collect()
 }
 
-/// What a criterion's statistic may be: of the k1 kinds, the log of a ratio.
-fn range(lower: Option<f64>, criterion: RolloutRs, own: RejectionThreshold) -> Result<RangeInclusive<f64>> {
-    let upper = own.upper;
+/// The range of a criterion's statistic; for the k1 kinds, of the log of a ratio.
+fn range(lower: Option<f64>, criterion: RolloutRs, threshold: RejectionThreshold) -> Result<RangeInclusive<f64>> {
+    let upper = threshold.upper;
     if !(upper.is_finite() && upper > 0.0) {
-        return refuse(format!("objective: rollout_rs_threshold is {upper}; it should be above 0"));
+        return reject(format!("objective: rollout_rs_threshold is {upper}; it should be above 0"));
     }
     if !criterion.is_k1() {
-        return match own.lower {
+        return match threshold.lower {
             None => Ok(f64::NEG_INFINITY..=upper),
-            Some(_) => refuse(format!(
-                "objective: rollout_rs_threshold has {own} for a divergence, which has no lower bound; only the k1 kinds are \
+            Some(_) => reject(format!(
+                "objective: rollout_rs_threshold has {threshold} for a divergence, which has no lower bound; only the k1 kinds are \
                  ratios with two"
             )),
         };
     }
-    let lower = own.lower.or(lower).unwrap_or(upper.recip());
+    let lower = threshold.lower.or(lower).unwrap_or(upper.recip());
     if !(lower > 0.0 && lower <= upper) {
-        return refuse(format!(
+        return reject(format!(
             "objective: the least ratio of rollout_rs, {lower}, should be above 0 and not exceed the largest, {upper} \
              (rollout_rs_threshold, rollout_rs_threshold_lower)"
         ));
@@ -59,7 +59,7 @@ fn range(lower: Option<f64>, criterion: RolloutRs, own: RejectionThreshold) -> R
 }
 
 /// The error of settings that make no sense.
-pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+pub(super) fn reject<T>(reason: impl Into<String>) -> Result<T> {
     Err(Error::Config(reason.into()))
 }
 

@@ -1,4 +1,4 @@
-//! How `rollout_rs` and its thresholds are written.
+//! Spelling of `rollout_rs` and its thresholds.
 
 use crate::rejection::RolloutRs;
 use serde::de::IntoDeserializer;
@@ -39,7 +39,7 @@ impl From<RejectionCriteria> for String {
 #[serde(try_from = "Written", into = "Written")]
 pub struct RejectionThresholds(pub Vec<RejectionThreshold>);
 
-/// What a criterion allows.
+/// Threshold of a criterion.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RejectionThreshold {
     /// Least ratio, for the k1 kinds.
@@ -91,8 +91,8 @@ impl From<RejectionThresholds> for Written {
     fn from(thresholds: RejectionThresholds) -> Self {
         match thresholds.0.as_slice() {
             [RejectionThreshold { lower: None, upper }] => Self::Number(*upper),
-            all => {
-                let texts: Vec<String> = all.iter().map(RejectionThreshold::to_string).collect();
+            several => {
+                let texts: Vec<String> = several.iter().map(RejectionThreshold::to_string).collect();
                 Self::Text(texts.join(","))
             }
         }

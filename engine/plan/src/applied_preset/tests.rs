@@ -1,4 +1,4 @@
-//! What a preset fills in, what it leaves to what is written, and what it gives up for a device.
+//! Values that a preset sets, values that the configuration keeps, and values that a device rejects.
 
 use super::*;
 use serde_json::json;
@@ -7,13 +7,13 @@ fn laid(written: Value) -> (Map<String, Value>, AppliedPreset) {
     let Value::Object(mut root) = written else {
         panic!("a configuration is an object");
     };
-    let applied = AppliedPreset::lay_under(&mut root);
+    let applied = AppliedPreset::merge_into(&mut root);
     (root, applied)
 }
 
 fn device(backend: Backend, capacity: Option<u64>, dtypes: Option<&[&str]>) -> DeviceAbilities {
     let profile = DeviceProfile { capacity_bytes: capacity, ..DeviceProfile::assumed(backend) };
-    DeviceAbilities::of(&profile, dtypes)
+    DeviceAbilities::new(&profile, dtypes)
 }
 
 /// The keys that a device cannot have.
@@ -56,8 +56,8 @@ fn what_is_written_wins_wherever_it_stands() {
             }
             let (root, applied) = laid(written);
             let root = Value::Object(root);
-            let found = section.map_or(&root, |section| &root[section]);
-            assert_eq!(found[key], value, "{preset}: {path}");
+            let written = section.map_or(&root, |section| &root[section]);
+            assert_eq!(written[key], value, "{preset}: {path}");
             assert!(!applied.sets(path), "{preset}: {path}");
         }
     }
@@ -106,13 +106,13 @@ fn a_preset_gives_way_to_keys_that_its_own_would_not_go_with() {
 #[test]
 fn what_a_device_cannot_do_is_left_out_with_the_reason() {
     let size = Some(24 << 30);
-    let all: &[&str] = &["f32", "bf16", "f16"];
-    let h100 = device(Backend::Cuda, size, Some(all));
+    let dtypes: &[&str] = &["f32", "bf16", "f16"];
+    let h100 = device(Backend::Cuda, size, Some(dtypes));
     assert!(beyond("constrained", &h100, false).is_empty());
     assert_eq!(beyond("constrained", &h100, true), [SHARE]);
     let old = device(Backend::Cuda, size, Some(&["f32", "f16"]));
     assert_eq!(beyond("huge", &old, false), [PRECISION]);
-    let cpu = device(Backend::Cpu, size, Some(all));
+    let cpu = device(Backend::Cpu, size, Some(dtypes));
     assert_eq!(beyond("constrained", &cpu, false), [PRECISION, SHARE]);
     assert_eq!(beyond("balanced", &cpu, false), [SHARE]);
     assert!(beyond("fast", &cpu, false).is_empty());
@@ -131,8 +131,8 @@ fn a_device_that_is_not_at_hand_does_what_all_of_its_kind_do() {
         (Backend::Wgpu, &[PRECISION, SHARE]),
         (Backend::Cpu, &[PRECISION, SHARE]),
     ] {
-        let found = beyond("constrained", &device(backend, None, None), false);
-        assert_eq!(found, expected, "{backend:?}");
+        let reasons = beyond("constrained", &device(backend, None, None), false);
+        assert_eq!(reasons, expected, "{backend:?}");
     }
 }
 

@@ -2,8 +2,8 @@
 //! activations, buffers.
 
 use crate::estimate::{
-    Activity, EstimatePhase, F32, LayerWidths, MemoryUsage, ModelSizes, ModelState, Models, Parallel, PeakUsage,
-    PhaseEstimate, QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload,
+    EstimatePhase, F32, LayerWidths, MemoryUsage, ModelSizes, ModelState, Parallel, PeakUsage, PhaseEstimate,
+    QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload,
 };
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_arch::kv_cache::ROUTE_BYTES;
@@ -18,16 +18,16 @@ const TOKEN_BYTES: u64 = 64;
 /// they are, in f32; on a GPU the matrices that multiply the same rows are joined, `joined` numbers of them.
 fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile, joined: u64) -> u64 {
     if profile.backend != Backend::Cpu && w.prepack.quantization.is_none() {
-        // what is in few bits is not joined
+        // what is quantized is not joined
         let joins = w.prepack.panels && w.arch.base.is_none();
         return u64::from(joins) * sizes.width * joined;
     }
     let panels = w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.prepack.quantization {
-        // the matrices of experts, and those in few bits, are read as they are
+        // the matrices of experts, and quantized ones, are read as they are
         None => panels(sizes.body() - sizes.read_in_place()),
-        Some(Quantization::Int8) => QuantizedWeights::of(&w.arch, profile, sizes.width).bytes,
+        Some(Quantization::Int8) => QuantizedWeights::new(&w.arch, profile, sizes.width).bytes,
     };
     layers + panels(sizes.projection)
 }
@@ -49,7 +49,7 @@ pub(crate) struct Context<'a> {
     pub counted: &'a ModelSizes,
     /// Messages about the units of the model that scores, trains or samples, and about the critic's.
     pub units: UnitMessages,
-    critic_units: UnitMessages,
+    pub critic_units: UnitMessages,
     /// The model that scores, trains or samples.
     pub role: Role,
     pub arch: &'a Arch,
@@ -64,10 +64,10 @@ pub(crate) struct Context<'a> {
     pub eight_bits: Option<QuantizedWeights>,
     /// Models that are trained.
     pub trained: Vec<(Role, Sizes)>,
-    /// How many of them, from the first on, have the state of an optimizer.
-    updated: usize,
+    /// The number of them, from the first on, that have optimizer state.
+    pub updated: usize,
     /// The warm-up before the first step.
-    warm_up: Option<&'a Workload>,
+    pub warm_up: Option<&'a Workload>,
     /// Reward models.
     pub rewards: Vec<(&'a ModelPlan, Sizes)>,
 }
@@ -87,7 +87,7 @@ impl<'a> Context<'a> {
         }
         let rewards = workload.rewards.iter().zip(&counted.rewards);
         Self {
-            widths: LayerWidths::of(arch, lora, profile),
+            widths: LayerWidths::new(arch, lora, profile),
             workload,
             plan,
             profile,
@@ -107,29 +107,29 @@ impl<'a> Context<'a> {
             updated: trained.len(),
             warm_up: counted.warm_up.as_ref(),
             trained,
-            rewards: rewards.map(|(own, sizes)| (&own.plan, *sizes)).collect(),
+            rewards: rewards.map(|(reward, sizes)| (&reward.plan, *sizes)).collect(),
         }
     }
 
-    /// The same in the warm-up, where there is one: the policy learns from examples, beside models that wait. A critic
-    /// has not been updated yet, and has no state.
+    /// The warm-up, if there is one: the policy learns from examples, beside models that wait. A critic has not been
+    /// updated yet, and has no state.
     pub fn warming_up(&self) -> Option<Self> {
         Some(Self { workload: self.warm_up?, updated: 1, ..self.clone() })
     }
 
-    /// The same for a reward model.
+    /// The context of a reward model.
     pub fn reward(&self, index: usize) -> Self {
         let arch = &self.workload.rewards[index].arch;
         Self {
             role: Role::RewardModel,
-            // each device judges what it has sampled
+            // each device scores what it has sampled
             parallel: self.stage.map_or(self.parallel, |_| self.sampled),
             stage: None,
             arch,
             lora: None,
             sizes: self.rewards[index].1,
             units: self.counted.reward_units[index],
-            widths: LayerWidths::of(arch, None, self.profile),
+            widths: LayerWidths::new(arch, None, self.profile),
             ..self.clone()
         }
     }
@@ -139,58 +139,50 @@ impl<'a> Context<'a> {
         Shape { scored: shape.scored.div_ceil(self.parallel.sequence), ..shape }
     }
 
-    /// What attention that devices share keeps besides for so many tokens: queries, keys and values of some heads over
+    /// Extra bytes kept by sequence-parallel attention for `tokens` tokens: queries, keys and values of some heads over
     /// all tokens, and what is mixed of them; and what lies in a message of the former, on both sides.
     pub fn shared_attention(&self, tokens: u64) -> [u64; 2] {
         if self.parallel.sequence == 1 {
             return [0; 2];
         }
         let copies = self.parallel.key_copies(self.arch.num_kv_heads as u64);
-        let [q, k] = self.widths.heads_apart();
+        let [q, k] = self.widths.query_key_widths();
         let there = q + 2 * copies * k;
         [there + q, 2 * there].map(|numbers| self.parallel.inside(self.sizes.width * tokens * numbers))
     }
 
-    /// The same for the policy as it samples, whose sequences devices do not share.
-    pub fn with_parallel<'p>(&self, parallel: &'p Parallel) -> Context<'p>
-    where
-        'a: 'p,
-    {
-        Context { parallel, ..self.clone() }
-    }
-
-    /// The same for the policy as it samples.
+    /// The context of the policy while it samples.
     pub fn sampling(&self) -> Self {
         let w = self.workload;
         let mut sizes = self.counted.whole_policy;
         sizes.width = w.rollout_precision.width();
-        let widths = LayerWidths::of(&w.arch, self.lora, self.profile);
+        let widths = LayerWidths::new(&w.arch, self.lora, self.profile);
         let rounded = if w.rollout_precision == w.arch.precision || self.training.samples_on_groups() {
             // shares are cut in the precision that they sample in
             0
         } else {
-            // matrices in few bits are shared
-            sizes.width * (sizes.total() - sizes.in_few_bits())
+            // quantized matrices are shared
+            sizes.width * (sizes.total() - sizes.quantized_elements())
         };
         let eight_bits =
-            w.prepack.quantization.map(|Quantization::Int8| QuantizedWeights::of(&w.arch, self.profile, sizes.width));
+            w.prepack.quantization.map(|Quantization::Int8| QuantizedWeights::new(&w.arch, self.profile, sizes.width));
         Self {
             copies: rounded + packed(w, &sizes, self.profile, self.counted.joined),
             parallel: self.sampled,
             stage: None,
             eight_bits,
             sizes,
-            widths: widths.of_width(sizes.width),
+            widths: widths.with_width(sizes.width),
             ..self.clone()
         }
     }
 
-    /// The same for the policy as it samples with the weights that it has: for validation.
+    /// The context of validation: the policy samples with its training weights.
     pub fn sampling_as_trained(&self) -> Self {
         Self { parallel: self.sampled, stage: None, sizes: self.counted.whole_policy, ..self.clone() }
     }
 
-    /// The same for the critic, where there is one.
+    /// The context of the critic, if there is one.
     pub fn critic(&self) -> Option<Self> {
         let (role, sizes) = *self.trained.get(1)?;
         let arch = self.workload.critic_arch()?;
@@ -201,7 +193,7 @@ impl<'a> Context<'a> {
             parallel: &self.counted.valued,
             units: self.critic_units,
             sizes,
-            widths: LayerWidths::of(arch, None, self.profile),
+            widths: LayerWidths::new(arch, None, self.profile),
             ..self.clone()
         })
     }
@@ -211,50 +203,31 @@ impl<'a> Context<'a> {
         &self.plan.models[&self.role]
     }
 
-    /// Whether the loss looks at entropy: a critic has none.
-    pub fn has_entropy(&self) -> bool {
-        self.workload.entropy && self.role == Role::Policy
-    }
-
-    pub fn resident(&self, doing: Activity) -> MemoryUsage {
-        let models = Models {
-            trained: &self.trained,
-            updated: self.updated,
-            sampled: &self.counted.whole_policy,
-            rewards: &self.rewards,
-            plan: self.plan,
-            training: self.training,
-            sampling: self.parallel,
-        };
-        models.resident(doing)
-    }
-
     /// The state of the model at hand under a plan.
     pub fn state<'c>(&'c self, plan: &'c ModelPlan) -> ModelState<'c> {
         ModelState { sizes: &self.sizes, plan, parallel: self.parallel }
     }
 
-    /// Whether the embedding is on these devices.
+    /// True if the embedding is on these devices.
     pub fn embeds(&self) -> bool {
         self.stage.is_none_or(|stage| stage.is_first())
     }
 
-    /// Whether the head is on these devices.
+    /// True if the head is on these devices.
     pub fn has_head(&self) -> bool {
         self.stage.is_none_or(|stage| stage.is_last())
     }
 
-    /// Micro-batches that may have gone forward and not backward, where there are as many.
-    pub fn under_way(&self) -> u64 {
-        let behind = self.stage.map_or(1, |own| own.stages() - own.stage());
+    /// Micro-batches that may have gone forward and not backward, if there are as many.
+    pub fn in_flight(&self) -> u64 {
+        let behind = self.stage.map_or(1, |stage| stage.stages() - stage.stage());
         behind as u64
     }
 
     fn shape(&self, plan: &ModelPlan, budget: usize, rollouts: u64) -> Shape {
         let length = self.workload.scored_length().max(1);
         let sequences = self.parallel.sequences(rollouts);
-        let most = plan.micro_batch_size;
-        let sequences = most.map_or(sequences, |n| sequences.min(n as u64)).max(1);
+        let sequences = plan.micro_batch_size.map_or(sequences, |n| sequences.min(n as u64)).max(1);
         let tokens = (budget as u64).min(sequences * length).max(length);
         Shape {
             tokens,
@@ -285,8 +258,7 @@ impl<'a> Context<'a> {
     pub fn micro_batches(&self) -> u64 {
         let shape = self.train_shape();
         let each = (shape.tokens / shape.length).max(1);
-        let sequences = self.parallel.sequences(self.workload.mini_rollouts());
-        sequences.div_ceil(each).max(1)
+        self.parallel.sequences(self.workload.mini_rollouts()).div_ceil(each).max(1)
     }
 
     /// Running tensors of the largest sublayer, without a graph.
@@ -305,11 +277,10 @@ impl<'a> Context<'a> {
         let larger = |a: MemoryUsage, b: MemoryUsage| {
             if a.device.total() > b.device.total() { a } else { b }
         };
-        let all = self.sizes.kinds().map(of);
-        all.reduce(larger).unwrap_or_default()
+        self.sizes.kinds().map(of).reduce(larger).unwrap_or_default()
     }
 
-    /// What is wide at a time of matrices in few bits.
+    /// Bytes of quantized matrices that are dequantized at a time.
     pub fn widening(&self) -> u64 {
         let base = &self.sizes.base;
         match self.profile.backend {
@@ -339,7 +310,7 @@ impl<'a> Context<'a> {
             + self.rollouts()
     }
 
-    /// What the rollouts of a step take on the host.
+    /// Host bytes of a step's rollouts.
     pub fn rollouts(&self) -> MemoryUsage {
         let tokens = self.workload.rollouts() * self.workload.scored_length();
         let routes = (ROUTE_BYTES * self.arch.route_width()) as u64;

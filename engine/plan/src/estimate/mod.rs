@@ -32,7 +32,7 @@ pub(crate) use bytes::linear::LinearWidths;
 pub(crate) use bytes::quantized_base::{BaseSizes, SUBLAYERS};
 pub use bytes::sizes::Sizes;
 pub(crate) use bytes::sizes::{F32, QuantizedWeights, Sublayer};
-pub(crate) use bytes::states::{Activity, ModelState, Models};
+pub(crate) use bytes::states::{Activity, ModelState};
 pub(crate) use bytes::usage::{MemoryUsage, PeakUsage};
 pub(crate) use context::Context;
 pub(crate) use messages::Group;

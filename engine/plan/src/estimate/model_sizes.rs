@@ -1,4 +1,4 @@
-//! The parameters that devices, or those of a stage, have of every model of a run.
+//! Parameters of every model of a run on all devices, or on the devices of a stage.
 
 use crate::estimate::bytes::sizes::{Sizes, sublayers};
 use crate::estimate::{Parallel, UnitMessages, Workload};
@@ -16,7 +16,7 @@ pub(crate) struct ModelSizes {
     pub stage: Option<PipelineStage>,
     pub policy: Sizes,
     pub critic: Option<Sizes>,
-    /// All of the policy, whatever the stage.
+    /// The whole policy.
     pub whole_policy: Sizes,
     pub rewards: Vec<Sizes>,
     /// Messages about the units of each reward model.
@@ -32,11 +32,11 @@ pub(crate) struct ModelSizes {
 }
 
 impl ModelSizes {
-    /// Those of a stage, where there is one.
-    pub fn of(workload: &Workload, parallel: &Parallel, stage: Option<PipelineStage>) -> Self {
+    /// Those of a stage, if there is one.
+    pub fn new(workload: &Workload, parallel: &Parallel, stage: Option<PipelineStage>) -> Self {
         let rewards = workload.rewards.iter();
         let shared = (parallel.replicas(), parallel.tensor);
-        let reward_units = rewards.clone().map(|own| UnitMessages::of(&own.arch, None, shared));
+        let reward_units = rewards.clone().map(|reward| UnitMessages::new(&reward.arch, None, shared));
         let critic = workload.critic_arch();
         let lora = workload.lora.as_ref();
         let policy = Some((&workload.arch, lora));
@@ -44,29 +44,29 @@ impl ModelSizes {
             stage,
             units: [policy, critic.map(|arch| (arch, None))].map(|model| {
                 model.map_or_else(UnitMessages::default, |(arch, lora)| {
-                    UnitMessages::of(arch, lora, shared).of_stage(arch, stage)
+                    UnitMessages::new(arch, lora, shared).for_stage(arch, stage)
                 })
             }),
             sampling: parallel.sampling(),
-            valued: parallel.of_critic(),
-            policy: Sizes::of_stage(&workload.arch, lora, stage),
-            critic: critic.map(|arch| Sizes::of_stage(arch, None, stage)),
-            whole_policy: Sizes::of(&workload.arch, lora),
+            valued: parallel.critic(),
+            policy: Sizes::for_stage(&workload.arch, lora, stage),
+            critic: critic.map(|arch| Sizes::for_stage(arch, None, stage)),
+            whole_policy: Sizes::new(&workload.arch, lora),
             reward_units: reward_units.collect(),
-            rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
+            rewards: rewards.map(|reward| Sizes::new(&reward.arch, None)).collect(),
             joined: joined(&workload.arch),
             warm_up: workload.warming_up(),
         }
     }
 
-    /// Whether another stage between the first and the last has as much of all models.
-    pub fn is_like(&self, other: &Self) -> bool {
-        let between = |own: &Self| own.stage.is_some_and(|stage| !stage.is_first() && !stage.is_last());
+    /// True if another stage between the first and the last has as much of all models.
+    pub fn is_alike(&self, other: &Self) -> bool {
+        let between = |sizes: &Self| sizes.stage.is_some_and(|stage| !stage.is_first() && !stage.is_last());
         let alike = (self.policy, self.critic) == (other.policy, other.critic);
         between(self) && between(other) && alike
     }
 
-    /// What a plan is here.
+    /// The part of a plan on these devices.
     pub fn plan(&self, workload: &Workload, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         let Some(stage) = self.stage else {
@@ -77,8 +77,8 @@ impl ModelSizes {
             .models
             .into_iter()
             .map(|(role, model)| {
-                let own = critic.filter(|_| role == Role::Critic);
-                let part = body_of(own.unwrap_or(&workload.arch), stage);
+                let critic_arch = critic.filter(|_| role == Role::Critic);
+                let part = body_of(critic_arch.unwrap_or(&workload.arch), stage);
                 (role, model.within(&part))
             })
             .collect();
@@ -95,9 +95,8 @@ fn joined(arch: &Arch) -> u64 {
         slots.extend(queries);
     }
     let numbers = |(sublayer, count): (UnitKind, u64)| {
-        let specs = unit_specs(arch, sublayer).into_iter();
-        let own = specs.filter(|spec| slots.contains(&spec.slot));
-        count * own.map(|spec| spec.numel() as u64).sum::<u64>()
+        let joined_specs = unit_specs(arch, sublayer).into_iter().filter(|spec| slots.contains(&spec.slot));
+        count * joined_specs.map(|spec| spec.numel() as u64).sum::<u64>()
     };
     sublayers(arch).map(numbers).sum()
 }

@@ -41,7 +41,7 @@ use std::fmt;
 pub struct Parallel {
     /// Replicas that each take a share of the sequences.
     pub data: u64,
-    /// What the replicas share out.
+    /// State that the replicas shard.
     pub zero: Zero,
     /// Devices that each hold a share of every matrix.
     pub tensor: u64,
@@ -57,11 +57,11 @@ pub struct Parallel {
     /// `rollout.tensor_model_parallel_size`): all devices are then such groups, each with prompts of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout_tensor: Option<u64>,
-    /// Whether NCCL moves what the devices send each other, from GPU to GPU: buffers of messages are then in their
+    /// True if NCCL moves what the devices send each other, from GPU to GPU: buffers of messages are then in their
     /// memory. Otherwise values pass through the host's.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub nccl: bool,
-    /// How the devices lie in machines, and their links. Where it is not known, messages take no time.
+    /// Machines and links of the devices. Without it messages take no time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
 }
@@ -86,7 +86,7 @@ impl Parallel {
         cluster: None,
     };
 
-    /// The same devices in these machines. Where they are NVIDIA GPUs and links are theirs, NCCL uses them.
+    /// Places the devices in machines. If they are NVIDIA GPUs and links are theirs, NCCL uses them.
     #[must_use]
     pub fn on(self, cluster: Cluster, backend: Backend) -> Self {
         let through_host = matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
@@ -94,29 +94,25 @@ impl Parallel {
     }
 
     /// Devices in all.
-    #[must_use]
     pub fn devices(&self) -> u64 {
         [self.tensor, self.pipeline, self.sequence].into_iter().fold(self.data, u64::saturating_mul)
     }
 
-    /// Whether there is more than one device.
-    #[must_use]
+    /// True if there is more than one device.
     pub fn is_several(&self) -> bool {
         self.devices() > 1
     }
 
-    /// Whether the trainer runs these degrees: data-parallel ones with tensor- or sequence-parallel ones or stages of a
+    /// True if the trainer runs these degrees: data-parallel ones with tensor- or sequence-parallel ones or stages of a
     /// pipeline, and groups that sample together, which stages do not. It refuses the others, which are arithmetic.
-    #[must_use]
-    pub fn is_run(&self) -> bool {
+    pub fn is_supported(&self) -> bool {
         let sequence = self.sequence.max(self.critic_sequence.unwrap_or(1));
         let kinds = [self.tensor, sequence, self.pipeline];
         let alone = self.pipeline == 1 || self.rollout_tensor.is_none_or(|n| n == 1);
         kinds.iter().filter(|&&n| n > 1).count() <= 1 && alone
     }
 
-    /// Whether the trainer shares a workload's matrices out, and divides its layers, as these degrees say.
-    #[must_use]
+    /// True if the trainer shares a workload's matrices out, and divides its layers, as these degrees say.
     pub fn trains(&self, workload: &Workload) -> bool {
         let divides = |arch| PipelineStage::check(arch, self.pipeline as usize).is_ok();
         let models = std::iter::once(&workload.arch).chain(workload.critic_arch());
@@ -128,15 +124,14 @@ impl Parallel {
         self.tensor == 1 || !drops && TensorShare::check_training(&workload.arch, self.tensor as usize).is_ok()
     }
 
-    /// Whether a workload samples on such groups where these degrees ask for them.
-    #[must_use]
+    /// True if a workload samples on such groups where these degrees ask for them.
     pub fn samples(&self, workload: &Workload) -> bool {
         let together = self.rollout_tensor.unwrap_or(self.tensor);
         together == 1
             || workload.prepack.quantization.is_none() && TensorShare::check(&workload.arch, together as usize).is_ok()
     }
 
-    /// Whether devices share matrices while they sample in other groups than in training: each then holds its share
+    /// True if devices share matrices while they sample in other groups than in training: each then holds its share
     /// besides.
     pub(crate) fn samples_on_groups(&self) -> bool {
         self.rollout_tensor.is_some_and(|n| n != self.tensor)
@@ -169,35 +164,34 @@ impl Parallel {
 
     /// The devices as they work for the critic.
     #[must_use]
-    pub fn of_critic(self) -> Self {
+    pub fn critic(self) -> Self {
         let Some(sequence) = self.critic_sequence else {
             return self;
         };
         Self { data: self.replicas() / sequence.max(1), sequence, critic_sequence: None, ..self }
     }
 
-    /// Devices with the same weights, which `ZeRO` shares out among them: sequence-parallel ones too.
-    #[must_use]
+    /// Devices with the same weights, which `ZeRO` shards among them: sequence-parallel ones too.
     pub fn replicas(&self) -> u64 {
         self.data.saturating_mul(self.sequence)
     }
 
-    /// Whether devices share out what one of them updates.
+    /// True if devices shard the update.
     pub(crate) fn shares(&self) -> bool {
         self.zero > Zero::Off && self.replicas() > 1
     }
 
-    /// Whether they sum a segment's gradients as soon as these are complete, and keep shares of them.
-    pub(crate) fn sums_on_the_way(&self) -> bool {
+    /// True if they sum a segment's gradients as soon as these are complete, and keep shares of them.
+    pub(crate) fn reduces_each_pass(&self) -> bool {
         self.zero >= Zero::Stage2 && self.replicas() > 1
     }
 
-    /// Whether they share out weights, which are gathered where they are used.
+    /// True if they shard weights, which are gathered where they are used.
     pub(crate) fn gathers(&self) -> bool {
         self.zero == Zero::Stage3 && self.replicas() > 1
     }
 
-    /// The same devices, that share nothing out: what a model that is not trained sees of them.
+    /// The devices without `ZeRO`, for models that are not trained.
     pub(crate) fn replicated(self) -> Self {
         Self { zero: Zero::Off, ..self }
     }
@@ -227,29 +221,22 @@ impl Parallel {
         bytes.div_ceil(self.sequence)
     }
 
-    /// One device's share of activations inside a sublayer.
+    /// One device's share of activations inside a sublayer, or of keys and values.
     pub(crate) fn inside(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.sequence * self.tensor)
     }
 
-    /// One device's share of keys and values.
-    pub(crate) fn cache(&self, bytes: u64) -> u64 {
-        self.inside(bytes)
-    }
-
     /// One device's share of sequences or prompts.
-    #[must_use]
     pub fn sequences(&self, count: u64) -> u64 {
         count.div_ceil(self.data)
     }
 
     /// One device's share of a matrix, or of the logits of its tokens.
-    #[must_use]
     pub fn tensor_share(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.tensor)
     }
 
-    /// How often each key head goes to the devices that share sequences, so that each of them has one.
+    /// Copies of each key head among sequence-parallel devices, so that each of them has one.
     pub(crate) fn key_copies(&self, kv_heads: u64) -> u64 {
         let divides = |copies: &u64| (kv_heads * copies).is_multiple_of(self.sequence);
         (1..=self.sequence).find(divides).unwrap_or(1)
@@ -304,7 +291,6 @@ mod tests {
     fn tensor_parallelism_divides_every_state() {
         let p = Parallel { tensor: 2, pipeline: 4, ..Parallel::default() };
         assert_eq!([p.weights(800), p.gradients(800), p.optimizer(800)], [400; 3]);
-        assert_eq!(p.cache(800), 400);
         assert_eq!(p.to_string(), "8 devices: tensor 2 x pipeline 4");
     }
 
@@ -313,32 +299,32 @@ mod tests {
         let p = Parallel { data: 2, pipeline: 4, zero: Zero::Stage1, ..Parallel::default() };
         let sampling = p.sampling();
         assert_eq!([sampling.data, sampling.pipeline], [8, 1]);
-        assert!(p.is_run());
+        assert!(p.is_supported());
         for other in
             [Parallel { tensor: 2, ..p }, Parallel { sequence: 2, ..p }, Parallel { rollout_tensor: Some(2), ..p }]
         {
-            assert!(!other.is_run(), "{other}");
+            assert!(!other.is_supported(), "{other}");
         }
     }
 
     #[test]
     fn a_critic_may_share_sequences_over_groups_of_another_size() {
         let p = Parallel { data: 4, sequence: 2, critic_sequence: Some(4), zero: Zero::Stage1, ..Parallel::default() };
-        let own = p.of_critic();
-        assert_eq!([own.data, own.sequence, own.replicas()], [2, 4, 8]);
+        let critic = p.critic();
+        assert_eq!([critic.data, critic.sequence, critic.replicas()], [2, 4, 8]);
         assert_eq!(p.to_string(), "8 devices: data 4 (ZeRO-1) x sequence 2 x sequence 4 of the critic");
-        assert!(p.is_run() && !Parallel { tensor: 2, sequence: 1, ..p }.is_run());
-        assert_eq!(Parallel { critic_sequence: None, ..p }.of_critic().sequence, 2);
+        assert!(p.is_supported() && !Parallel { tensor: 2, sequence: 1, ..p }.is_supported());
+        assert_eq!(Parallel { critic_sequence: None, ..p }.critic().sequence, 2);
     }
 
     #[test]
     fn sequence_parallelism_divides_activations_and_leaves_weights_whole() {
         let p = Parallel { sequence: 4, ..Parallel::default() };
-        assert_eq!([p.between(400), p.inside(400), p.cache(400)], [100; 3]);
+        assert_eq!([p.between(400), p.inside(400)], [100; 2]);
         assert_eq!([p.weights(400), p.gradients(400), p.optimizer(400)], [400; 3]);
         let shared = Parallel { data: 2, zero: Zero::Stage3, ..p };
         assert_eq!([shared.weights(400), shared.optimizer(400)], [50; 2]);
-        assert!(shared.is_run());
+        assert!(shared.is_supported());
         let sampling = shared.sampling();
         assert_eq!([sampling.data, sampling.sequence], [8, 1]);
         assert_eq!([1, 2, 3, 4].map(|heads| p.key_copies(heads)), [4, 2, 4, 1]);

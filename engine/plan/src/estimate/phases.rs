@@ -10,24 +10,27 @@ use crate::{Plan, Role, Zero};
 use firebrick_spec::{Category, DeviceProfile};
 
 impl Context<'_> {
-    /// Weights come from a file one matrix at a time; those of a critic that starts from the policy from all devices
-    /// that have parts of it.
+    /// Loading: weights come from a file one matrix at a time; a critic that starts from the policy gathers its weights
+    /// from all devices.
     pub fn load(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Load, |peak| {
             let mut held = self.resident(Activity::Pass(Role::Policy));
             held.device.clear(Category::Moments);
             held.host.clear(Category::Moments);
             let matrix = F32 * self.largest();
-            let held = self.with_a_whole_unit(held);
+            let held = self.with_largest_unit(held);
             let critic = self.workload.critic.as_ref();
-            let held =
-                if critic.is_some_and(|own| own.starts_from_policy) { self.with_a_gathered_matrix(held) } else { held };
+            let held = if critic.is_some_and(|critic| critic.starts_from_policy) {
+                self.with_gathered_matrix(held)
+            } else {
+                held
+            };
             peak.record("reading weights", held.on_host(Category::Buffers, matrix));
         })
     }
 
-    /// Adds the largest matrix of the policy where devices have parts of it and give them to each other.
-    fn with_a_gathered_matrix(&self, held: MemoryUsage) -> MemoryUsage {
+    /// Adds the largest matrix of the policy, which devices with parts of it gather.
+    fn with_gathered_matrix(&self, held: MemoryUsage) -> MemoryUsage {
         let divided = self.stage.is_some() || self.parallel.gathers() || self.parallel.tensor > 1;
         if !divided {
             return held;
@@ -38,9 +41,9 @@ impl Context<'_> {
             .on_device(Category::Communication, self.parallel.staged(gathered))
     }
 
-    /// Adds what devices that have parts of the policy hold beside them while these are read: the largest unit where
-    /// they share out weights or have stages, and the largest matrix where they share matrices.
-    fn with_a_whole_unit(&self, held: MemoryUsage) -> MemoryUsage {
+    /// Adds the buffers of reading a policy that is divided over devices: the largest unit with ZeRO-3 or pipeline
+    /// stages, and the largest matrix with tensor parallelism.
+    fn with_largest_unit(&self, held: MemoryUsage) -> MemoryUsage {
         let Some((role, _)) = self.trained.first() else {
             return held;
         };
@@ -80,7 +83,7 @@ impl Context<'_> {
     }
 
     /// The critic's phases: its values, its backward pass, its update.
-    pub fn of_critic(&self) -> Vec<PhaseEstimate> {
+    pub fn critic_phases(&self) -> Vec<PhaseEstimate> {
         let Some(critic) = self.critic() else {
             return Vec::new();
         };
@@ -92,7 +95,7 @@ impl Context<'_> {
     }
 
     /// The phases of the warm-up: its backward pass, its update.
-    pub fn of_warm_up(&self) -> Vec<PhaseEstimate> {
+    pub fn warm_up_phases(&self) -> Vec<PhaseEstimate> {
         let Some(warm) = self.warming_up() else {
             return Vec::new();
         };
@@ -111,8 +114,7 @@ impl Context<'_> {
 
     /// The largest matrix of any model that is trained.
     fn largest(&self) -> u64 {
-        let all = self.trained.iter().map(|(_, sizes)| sizes.largest);
-        all.max().unwrap_or(0)
+        self.trained.iter().map(|(_, sizes)| sizes.largest).max().unwrap_or(0)
     }
 
     pub fn backward(&self) -> PhaseEstimate {
@@ -140,8 +142,8 @@ impl Context<'_> {
         })
     }
 
-    /// What the phases of training need whatever a micro-batch has: no less in any of them, so that a plan that lacks
-    /// the memory for it need not be looked at in all sizes.
+    /// A lower bound of the training phases, without a micro-batch's activations: a plan that lacks the memory for it
+    /// need not be looked at in all sizes.
     pub fn least_of_training(&self) -> Vec<PhaseEstimate> {
         let backward = self.phase(EstimatePhase::Backward, |peak| {
             peak.record("resident", self.resident(Activity::Pass(self.role)));
@@ -151,8 +153,8 @@ impl Context<'_> {
         std::iter::once(backward).chain(optimizer).collect()
     }
 
-    /// Devices that share state out gather what they updated, unit by unit in their order. `held` is what they hold
-    /// with so many bytes of gradients, which are used up on the way.
+    /// Devices that shard state gather what they updated, unit by unit in their order. `held` gives their usage with
+    /// some bytes of gradients, which are freed on the way.
     fn gathered_updates(&self, held: impl Fn(u64) -> MemoryUsage, peak: &mut PeakUsage) {
         if !self.parallel.shares() {
             return;
@@ -181,14 +183,14 @@ impl Context<'_> {
         self.phase(EstimatePhase::Save, |peak| {
             let matrix = 3 * F32 * self.largest();
             let held = self.resident(Activity::Pass(Role::Policy)).on_host(Category::Buffers, matrix);
-            let held = self.with_a_gathered_matrix(held);
+            let held = self.with_gathered_matrix(held);
             peak.record("writing a checkpoint", held);
         })
     }
 
     pub fn estimate(&self) -> Estimate {
         let mut phases = vec![self.load()];
-        phases.extend(self.of_warm_up());
+        phases.extend(self.warm_up_phases());
         if self.workload.samples() {
             phases.push(self.rollout());
         }
@@ -200,13 +202,13 @@ impl Context<'_> {
             phases.push(self.score());
         }
         phases.extend([self.backward(), self.optimizer()]);
-        phases.extend(self.of_critic());
+        phases.extend(self.critic_phases());
         phases.push(self.save());
         let most = |f: fn(&PhaseEstimate) -> u64| phases.iter().map(f).max().unwrap_or(0);
         Estimate {
             peak_bytes: most(|p| p.total_bytes),
             host_peak_bytes: most(|p| p.host_bytes),
-            seconds: seconds::of_step(self),
+            seconds: seconds::step_seconds(self),
             communication: self.traffic(),
             phases,
         }
@@ -214,34 +216,33 @@ impl Context<'_> {
 }
 
 impl Estimate {
-    /// What the stages of a pipeline need at most, in each phase those of the stage that binds: the ranks have one
-    /// plan.
-    pub(super) fn of_stages(stages: impl IntoIterator<Item = Self>) -> Self {
+    /// The needs of the stage that binds in each phase: the ranks have one plan.
+    pub(super) fn slowest_of(stages: impl IntoIterator<Item = Self>) -> Self {
         let mut stages = stages.into_iter();
-        let first = stages.next();
-        let first = first.unwrap_or_else(|| unreachable!("there is at least one stage"));
-        stages.fold(first, Self::or_more)
+        let first = stages.next().unwrap_or_else(|| unreachable!("there is at least one stage"));
+        stages.fold(first, Self::max)
     }
 
-    fn or_more(mut self, other: Self) -> Self {
+    fn max(mut self, other: Self) -> Self {
         self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
         self.host_peak_bytes = self.host_peak_bytes.max(other.host_peak_bytes);
-        self.seconds = self.seconds.or_longer(&other.seconds);
-        for (own, theirs) in self.phases.iter_mut().zip(other.phases) {
-            let host_bytes = own.host_bytes.max(theirs.host_bytes);
-            if theirs.total_bytes > own.total_bytes {
-                *own = theirs;
+        self.seconds = self.seconds.max(&other.seconds);
+        for (phase, theirs) in self.phases.iter_mut().zip(other.phases) {
+            let host_bytes = phase.host_bytes.max(theirs.host_bytes);
+            if theirs.total_bytes > phase.total_bytes {
+                *phase = theirs;
             }
-            own.host_bytes = host_bytes;
+            phase.host_bytes = host_bytes;
         }
         for theirs in other.communication {
-            let place =
-                |own: &&mut PhaseTraffic| (own.phase, own.kind, own.along) == (theirs.phase, theirs.kind, theirs.along);
+            let place = |sent: &&mut PhaseTraffic| {
+                (sent.phase, sent.kind, sent.along) == (theirs.phase, theirs.kind, theirs.along)
+            };
             match self.communication.iter_mut().find(place) {
-                Some(own) => {
-                    own.messages = own.messages.max(theirs.messages);
-                    own.bytes = own.bytes.max(theirs.bytes);
-                    own.seconds = own.seconds.max(theirs.seconds);
+                Some(sent) => {
+                    sent.messages = sent.messages.max(theirs.messages);
+                    sent.bytes = sent.bytes.max(theirs.bytes);
+                    sent.seconds = sent.seconds.max(theirs.seconds);
                 }
                 None => self.communication.push(theirs),
             }
@@ -251,28 +252,24 @@ impl Estimate {
 }
 
 /// Bytes and seconds of a plan on one device.
-#[must_use]
 pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Estimate {
     estimate_parallel(workload, plan, profile, &Parallel::default())
 }
 
 /// Bytes and seconds of one of several devices; where these have stages of a pipeline, of the stage that binds in each
 /// phase. See [`parallel`](super::parallel).
-#[must_use]
 pub fn estimate_parallel(workload: &Workload, plan: &Plan, profile: &DeviceProfile, parallel: &Parallel) -> Estimate {
-    Stages::of(workload, parallel).estimate(workload, plan, profile, parallel)
+    Stages::new(workload, parallel).estimate(workload, plan, profile, parallel)
 }
 
-/// The same of every stage, the first one first; of one device where there are no stages.
-#[must_use]
+/// Bytes and seconds of every stage, in order; of one device without stages.
 pub fn estimate_stages(
     workload: &Workload,
     plan: &Plan,
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Vec<Estimate> {
-    let stages = Stages::of(workload, parallel);
+    let stages = Stages::new(workload, parallel);
     let plans = stages.plans(workload, plan);
-    let each = plans.contexts(workload, profile, parallel);
-    each.map(|ctx| ctx.estimate()).collect()
+    plans.contexts(workload, profile, parallel).map(|ctx| ctx.estimate()).collect()
 }

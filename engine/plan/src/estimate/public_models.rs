@@ -49,8 +49,8 @@ mod tests {
             ("Qwen3.5-35B-A3B", 34.661),
             ("gpt-oss-20b", 20.915),
         ] {
-            let found = Sizes::of(&public(name).expect("known"), None).total() as f64 / 1e9;
-            assert!((found - billions).abs() < 0.006, "{name}: {found}");
+            let billions_found = Sizes::new(&public(name).expect("known"), None).total() as f64 / 1e9;
+            assert!((billions_found - billions).abs() < 0.006, "{name}: {billions_found}");
         }
     }
 
@@ -59,16 +59,16 @@ mod tests {
         let arch = public("gpt-oss-20b").expect("known");
         let specs = unit_specs(&arch, UnitKind::Mlp(0));
         let experts: usize = specs.iter().filter(|spec| spec.slot.is_expert()).map(ParamSpec::numel).sum();
-        let (total, experts) = (Sizes::of(&arch, None).total(), (arch.num_layers * experts) as u64);
+        let (total, experts) = (Sizes::new(&arch, None).total(), (arch.num_layers * experts) as u64);
         // the file has 17 bytes for 32 numbers of experts
         let bytes = 2 * (total - experts) + experts * 17 / 32;
-        let found = [bytes, 2 * total].map(|bytes| bytes as f64 / 1e9);
-        assert!((found[0] - 13.76).abs() < 0.006 && (found[1] - 41.83).abs() < 0.006, "GB: {found:?}");
+        let gigabytes = [bytes, 2 * total].map(|bytes| bytes as f64 / 1e9);
+        assert!((gigabytes[0] - 13.76).abs() < 0.006 && (gigabytes[1] - 41.83).abs() < 0.006, "GB: {gigabytes:?}");
     }
 
     #[test]
     fn a_joined_product_of_gate_and_up_counts_beside_its_halves() {
-        let running = |name| ExpertWidths::of(&public(name).expect("known"), true).running([2, 3]);
+        let running = |name| ExpertWidths::new(&public(name).expect("known"), true).running([2, 3]);
         // eight experts of 768 with matrices of their own, and of 512 with a joined one beside a shared expert of 512
         assert_eq!(running("Qwen3-30B-A3B"), [2, 3].map(|n| n * 8 * 768));
         assert_eq!(running("Qwen3.5-35B-A3B"), [4, 5].map(|n| n * 8 * 512));
@@ -83,9 +83,9 @@ mod tests {
             // with the biases of all experts
             ("gpt-oss-20b", 4.193),
         ] {
-            let sizes = Sizes::of(&public(name).expect("known"), None);
-            let found = (sizes.active_body() + sizes.ends()) as f64 / 1e9;
-            assert!((found - billions).abs() < 0.006, "{name}: {found}");
+            let sizes = Sizes::new(&public(name).expect("known"), None);
+            let active = (sizes.active_body() + sizes.ends()) as f64 / 1e9;
+            assert!((active - billions).abs() < 0.006, "{name}: {active}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What an estimate says: bytes by phase and category, and seconds of a step.
+//! The result of an estimate: bytes by phase and category, and seconds of a step.
 
 use crate::estimate::{EstimatePhase, PhaseTraffic};
 use firebrick_spec::Category;
@@ -14,18 +14,17 @@ pub struct PhaseEstimate {
     pub total_bytes: u64,
     /// Host bytes; where host and device are one memory they are among the device's.
     pub host_bytes: u64,
-    /// What the phase does at its peak.
+    /// The work at the peak.
     pub moment: String,
     /// Device bytes by category; they add up to `total_bytes`.
     pub categories: BTreeMap<Category, u64>,
-    /// Where layers are divided into stages: the one whose device bytes these are, from 0. Host bytes are the most that
-    /// any stage has.
+    /// With pipeline stages, the one whose device bytes these are, from 0. Host bytes are the most that any stage has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<usize>,
 }
 
 impl PhaseEstimate {
-    /// The same under another name: of another model, or another part of the run.
+    /// Renames the phase: of another model, or another part of the run.
     pub(super) fn named(mut self, name: EstimatePhase) -> Self {
         self.name = name;
         self
@@ -43,7 +42,7 @@ pub struct Estimate {
     pub phases: Vec<PhaseEstimate>,
     /// Seconds of a step, every completion as long as allowed; of stages the slowest one's, in each phase.
     pub seconds: Seconds,
-    /// What one of several devices sends in a step; of stages the most that any sends of a kind. Its seconds are among
+    /// Traffic of one of several devices in a step; with stages, the most of any stage by kind. Its seconds are among
     /// those of the phases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub communication: Vec<PhaseTraffic>,
@@ -51,13 +50,11 @@ pub struct Estimate {
 
 impl Estimate {
     /// The phase with the peak.
-    #[must_use]
     pub fn peak_phase(&self) -> Option<&PhaseEstimate> {
         self.phases.iter().max_by_key(|p| p.total_bytes)
     }
 
-    /// What is predicted of a phase; nothing where the run has no such phase.
-    #[must_use]
+    /// The prediction for a phase; `None` if the run has no such phase.
     pub fn phase(&self, name: EstimatePhase) -> Option<&PhaseEstimate> {
         self.phases.iter().find(|p| p.name == name)
     }
@@ -90,7 +87,6 @@ pub struct Seconds {
 
 impl Seconds {
     /// Each phase, in the order of a step.
-    #[must_use]
     pub fn by_phase(&self) -> [(EstimatePhase, f64); 8] {
         [
             (EstimatePhase::Rollout, self.rollout),
@@ -105,7 +101,7 @@ impl Seconds {
     }
 
     /// The longer of two in every phase.
-    pub(super) fn or_longer(&self, other: &Self) -> Self {
+    pub(super) fn max(&self, other: &Self) -> Self {
         Self {
             rollout: self.rollout.max(other.rollout),
             score: self.score.max(other.score),
@@ -119,7 +115,6 @@ impl Seconds {
     }
 
     /// The whole step.
-    #[must_use]
     pub fn total(&self) -> f64 {
         let policy = self.rollout + self.reward + self.score + self.backward + self.optimizer;
         policy + self.values + self.critic_backward + self.critic_optimizer

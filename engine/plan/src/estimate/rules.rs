@@ -1,13 +1,14 @@
-//! Rules of thumb of the field, beside what the formulas say for public models, and each technique by itself.
+//! Rules of thumb of the field, compared with the formulas for public models, and each technique by itself.
 
 pub use crate::estimate::public_models::{names, public};
 
+use crate::config::object;
 use crate::estimate::phases::estimate_parallel;
 use crate::estimate::{Estimate, Parallel, Sizes, Workload};
 use crate::size::Bytes;
 use crate::{Error, MemoryConfig, Preset, Result, TECHNIQUES};
 use firebrick_spec::{DeviceProfile, Precision};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::fmt;
 
 /// A rule of thumb as the field states it: device bytes over bytes of the weights.
@@ -45,7 +46,7 @@ pub struct PublicModel {
     pub name: &'static str,
     /// Its parameters.
     pub parameters: u64,
-    /// The float type that it is trained in, whatever the presets set.
+    /// The float type of training, independent of presets.
     pub precision: Precision,
     /// Its needs under the preset of each of [`MULTIPLIERS`].
     pub presets: Vec<PresetNeed>,
@@ -68,7 +69,6 @@ pub struct PresetNeed {
 
 impl PublicModel {
     /// Name, parameters, precision and needs under each preset, in words.
-    #[must_use]
     pub fn cells(&self) -> Vec<String> {
         let parameters = format!("{:.2} billion", self.parameters as f64 / 1e9);
         let model = [self.name.to_owned(), parameters, self.precision.to_string()];
@@ -94,7 +94,7 @@ pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
     models
         .map(|(name, precision)| {
             let arch = public(name)?.in_precision(precision);
-            let parameters = Sizes::of(&arch, None).total();
+            let parameters = Sizes::new(&arch, None).total();
             let workload = Workload::grpo(arch, [512, 512], 4, 8);
             let presets = under_presets(&workload, 32, profile, &Parallel::default())?;
             Ok(PublicModel { name, parameters, precision, presets })
@@ -103,10 +103,9 @@ pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
 }
 
 /// Bytes of a run's weights in its precision.
-#[must_use]
 pub fn weight_bytes(workload: &Workload) -> u64 {
     let arch = &workload.arch;
-    arch.precision.width() * Sizes::of(arch, None).total()
+    arch.precision.width() * Sizes::new(arch, None).total()
 }
 
 /// Needs of a workload under the preset of each of [`MULTIPLIERS`], in its own precision.
@@ -132,16 +131,13 @@ pub fn under_presets(
             preset,
             device_bytes: estimate.peak_bytes,
             multiplier: estimate.peak_bytes as f64 / weights,
-            smallest_device_gib: smallest_device(estimate.peak_bytes),
+            smallest_device_gib: CAPACITIES
+                .into_iter()
+                .find(|gib| estimate.peak_bytes as f64 * 1.1 <= (gib << 30) as f64),
             relative_time: seconds / *fastest.get_or_insert(seconds),
         })
     };
     MULTIPLIERS.into_iter().map(need).collect()
-}
-
-/// The smallest device sold that holds `bytes` with a tenth to spare, in GiB.
-fn smallest_device(bytes: u64) -> Option<u64> {
-    CAPACITIES.into_iter().find(|gib| bytes as f64 * 1.1 <= (gib << 30) as f64)
 }
 
 fn predicted(
@@ -197,7 +193,7 @@ pub fn techniques(
 /// `memory` with settings such as `param_offload: streamed, order: segment_major`.
 fn with(memory: &MemoryConfig, settings: &str) -> Result<MemoryConfig> {
     let refuse = |e: serde_json::Error| Error::Config(format!("memory.{settings}: {e}"));
-    let mut keys: Map<String, Value> = serde_json::to_value(memory).and_then(serde_json::from_value).map_err(refuse)?;
+    let mut keys = object(memory).map_err(refuse)?;
     for (key, value) in settings.split(", ").filter_map(|setting| setting.split_once(": ")) {
         keys.insert(key.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into()));
     }

@@ -7,56 +7,56 @@ use crate::estimate::{Context, Estimate, ModelSizes, Parallel, Workload};
 use crate::{Plan, Segment};
 use firebrick_arch::PipelineStage;
 use firebrick_spec::DeviceProfile;
+use std::ops::Range;
 
-/// The parameters of every stage, the first one first; of one device that has all where there are no stages.
+/// The parameters of every stage, the first one first; of one device that has all if there are no stages.
 #[derive(Clone, Debug)]
 pub(crate) struct Stages(Vec<ModelSizes>);
 
 impl Stages {
-    pub fn of(workload: &Workload, parallel: &Parallel) -> Self {
+    pub fn new(workload: &Workload, parallel: &Parallel) -> Self {
         let count = parallel.pipeline as usize;
         if count <= 1 {
-            return Self(vec![ModelSizes::of(workload, parallel, None)]);
+            return Self(vec![ModelSizes::new(workload, parallel, None)]);
         }
         let stages = (0..count).map(|stage| Some(PipelineStage::new(stage, count)));
-        Self(stages.map(|stage| ModelSizes::of(workload, parallel, stage)).collect())
+        Self(stages.map(|stage| ModelSizes::new(workload, parallel, stage)).collect())
     }
 
     /// Bytes and seconds of a plan on the devices of the stage that binds in each phase.
     pub fn estimate(&self, workload: &Workload, plan: &Plan, profile: &DeviceProfile, parallel: &Parallel) -> Estimate {
-        let plans = self.unlike(workload, plan);
-        let each = plans.contexts(workload, profile, parallel);
-        Estimate::of_stages(each.map(|ctx| ctx.estimate()))
+        let plans = self.distinct(workload, plan);
+        Estimate::slowest_of(plans.contexts(workload, profile, parallel).map(|ctx| ctx.estimate()))
     }
 
     /// A plan as every stage has it.
     pub fn plans(&self, workload: &Workload, plan: &Plan) -> StagePlans<'_> {
-        let plans = self.0.iter().map(|own| (own, own.plan(workload, plan)));
+        let plans = self.0.iter().map(|sizes| (sizes, sizes.plan(workload, plan)));
         StagePlans(plans.collect())
     }
 
-    /// The same of stages that are unlike: of those that differ in nothing but their place, the first, which has most
+    /// The plan of each distinct stage: of those that differ in nothing but their place, the first, which has most
     /// micro-batches under way.
-    pub fn unlike(&self, workload: &Workload, plan: &Plan) -> StagePlans<'_> {
-        let mut found: Vec<(&ModelSizes, Plan)> = Vec::new();
-        for (own, plan) in self.plans(workload, plan).0 {
-            let is_like = |(other, theirs): &(&ModelSizes, Plan)| own.is_like(other) && cuts(theirs).eq(cuts(&plan));
-            if !found.iter().any(is_like) {
-                found.push((own, plan));
+    pub fn distinct(&self, workload: &Workload, plan: &Plan) -> StagePlans<'_> {
+        let mut distinct: Vec<(&ModelSizes, Plan)> = Vec::new();
+        for (sizes, plan) in self.plans(workload, plan).0 {
+            let is_alike = |(other, theirs): &(&ModelSizes, Plan)| {
+                sizes.is_alike(other) && relative_segments(theirs).eq(relative_segments(&plan))
+            };
+            if !distinct.iter().any(is_alike) {
+                distinct.push((sizes, plan));
             }
         }
-        StagePlans(found)
+        StagePlans(distinct)
     }
 }
 
 /// The segments of all models, from each one's first unit on.
-fn cuts(plan: &Plan) -> impl Iterator<Item = Segment> {
+fn relative_segments(plan: &Plan) -> impl Iterator<Item = Segment> {
     plan.models.values().flat_map(|model| {
-        let first = model.segments.first().map_or(0, |own| own.units.start);
-        model
-            .segments
-            .iter()
-            .map(move |own| Segment { units: own.units.start - first..own.units.end - first, ..own.clone() })
+        let first = model.segments.first().map_or(0, |segment| segment.units.start);
+        let from_first = move |units: &Range<usize>| units.start - first..units.end - first;
+        model.segments.iter().map(move |segment| Segment { units: from_first(&segment.units), ..segment.clone() })
     })
 }
 
@@ -75,15 +75,14 @@ impl StagePlans<'_> {
         self.0.iter_mut().for_each(|(_, plan)| change(plan));
     }
 
-    /// What an estimate looks at, of each stage.
+    /// The context of each stage.
     pub fn contexts<'p>(
         &'p self,
         workload: &'p Workload,
         profile: &'p DeviceProfile,
         parallel: &'p Parallel,
     ) -> impl Iterator<Item = Context<'p>> {
-        let each = self.0.iter();
-        each.map(move |(sizes, plan)| Context::new(workload, plan, profile, parallel, sizes))
+        self.0.iter().map(move |(sizes, plan)| Context::new(workload, plan, profile, parallel, sizes))
     }
 }
 

@@ -1,5 +1,5 @@
-//! What docs/guides/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the
-//! arithmetic is right is the business of `tests/memory`, which counts bytes.
+//! The statements of docs/guides/memory.md about settings, formulas and rules of thumb, as far as arithmetic can tell.
+//! That the arithmetic is right is the business of `tests/memory`, which counts bytes.
 
 mod critic;
 mod decoding;
@@ -36,7 +36,7 @@ fn workload() -> Workload {
 }
 
 fn parameters() -> u64 {
-    Sizes::of(&arch(512), None).total()
+    Sizes::new(&arch(512), None).total()
 }
 
 fn under(workload: &Workload, memory: &MemoryConfig, profile: &DeviceProfile) -> Estimate {
@@ -50,8 +50,7 @@ fn on_cuda(workload: &Workload, memory: &MemoryConfig) -> Estimate {
 }
 
 fn held(estimate: &Estimate, phase: EstimatePhase, category: Category) -> u64 {
-    let phase = estimate.phase(phase).expect("a phase");
-    phase.categories.get(&category).copied().unwrap_or(0)
+    estimate.phase(phase).expect("a phase").categories.get(&category).copied().unwrap_or(0)
 }
 
 fn total(estimate: &Estimate, phase: EstimatePhase) -> u64 {
@@ -64,7 +63,7 @@ fn rows_are_held_on_the_host_in_every_phase() {
     let with_rows = Workload { rows_bytes: 1_000_000, ..workload() };
     for (backend, is_unified) in [(Backend::Cpu, true), (Backend::Cuda, false)] {
         let memory = MemoryConfig::default();
-        let [without, with] = [&plain, &with_rows].map(|own| under(own, &memory, &device(backend)));
+        let [without, with] = [&plain, &with_rows].map(|workload| under(workload, &memory, &device(backend)));
         assert_eq!(without.phases.len(), with.phases.len());
         for (without, with) in without.phases.iter().zip(&with.phases) {
             let name = &with.name;
@@ -153,7 +152,7 @@ fn each_offload_takes_its_state_off_the_device() {
 
     let idle = update(MemoryConfig { optimizer_offload: OptimizerOffload::Idle, ..MemoryConfig::default() });
     // the largest matrix's moments visit
-    let largest = Sizes::of(&arch(512), None).largest_trained;
+    let largest = Sizes::new(&arch(512), None).largest_trained;
     assert_eq!(moments(&idle), 8 * largest);
     assert_eq!(held(&idle, EstimatePhase::Backward, Category::Moments), 0);
     assert!(host(&idle) >= 8 * (p - largest));
@@ -205,7 +204,7 @@ fn weights_that_are_idle_or_streamed_leave_the_device_except_while_it_samples() 
     assert_eq!(held(&idle, EstimatePhase::Backward, Category::Parameters), 4 * p);
     // a layer at work, and as many ahead of it as copies are in flight
     let visiting = held(&streamed, EstimatePhase::Backward, Category::Parameters);
-    let sizes = Sizes::of(&arch(512), None);
+    let sizes = Sizes::new(&arch(512), None);
     let layer = sizes.unit_bytes(1) + sizes.unit_bytes(2);
     assert!(visiting > 0 && visiting <= 2 * layer);
 }

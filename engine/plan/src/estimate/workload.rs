@@ -1,12 +1,11 @@
-//! What a run asks for, as far as its memory depends on it.
+//! The work of a run, as far as its memory depends on it.
 
 use crate::ModelPlan;
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::{Arch, KvCacheDtype};
-use firebrick_spec::Precision;
-use firebrick_spec::{CudaGraphs, Prepack};
+use firebrick_spec::{CudaGraphs, Precision, Prepack};
 
-/// What a run asks for, memory decisions apart.
+/// The work of a run, without memory decisions.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a part of a step that there is or is not")]
 pub struct Workload {
@@ -16,24 +15,23 @@ pub struct Workload {
     pub prompt_length: u64,
     /// Most tokens of a completion.
     pub response_length: u64,
-    /// Mean tokens of prompts and completions, where they are known: seconds are those of sequences of these lengths.
-    /// Bytes are always those of the longest.
+    /// Mean tokens of prompts and completions, if known, for seconds. Bytes always assume the longest sequences.
     pub mean_lengths: Option<[f64; 2]>,
-    /// Prompts a step.
+    /// Prompts per step.
     pub prompts: u64,
-    /// Completions a prompt.
+    /// Completions per prompt.
     pub group: u64,
-    /// Every prompt has a greedy completion besides, which is judged and not trained on (`ReMax`).
+    /// True if every prompt also has a greedy completion, which is scored and not trained on (`ReMax`).
     pub greedy: bool,
-    /// Prompts an optimizer step.
+    /// Prompts per optimizer step.
     pub mini_batch: u64,
     /// Passes over a step's rollouts.
     pub epochs: u64,
     /// Most tokens of a forward of prompts.
     pub max_num_batched_tokens: u64,
-    /// Most bytes of keys and values, where there is a limit.
+    /// Most bytes of keys and values, if there is a limit.
     pub kv_cache_bytes: Option<u64>,
-    /// How keys and values are stored.
+    /// Type of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
     /// The copies that sampling makes of the matrices, where a kernel reads them.
     pub prepack: Prepack,
@@ -58,24 +56,24 @@ pub struct Workload {
     pub clips: bool,
     /// Losses are scaled, so that all gradients are seen before any is applied.
     pub scales_loss: bool,
-    /// What completions are sampled in.
+    /// Precision of sampling.
     pub rollout_precision: Precision,
-    /// A critic, where one is trained beside the policy.
+    /// The critic, if one is trained.
     pub critic: Option<CriticWork>,
-    /// Reward models that score the rollouts on the run's device. Their plans are those of their own settings.
+    /// Reward models that score the rollouts on the run's device, with their own plans.
     pub rewards: Vec<RewardWork>,
-    /// Supervised training: what a step learns from instead of rollouts. Each example counts as a prompt of its own.
+    /// Examples of supervised training, in place of rollouts. Each example counts as a prompt.
     pub examples: Option<Examples>,
     /// Host bytes that the rows of the data are held in, all the time.
     pub rows_bytes: u64,
-    /// Supervised steps before the first one, where there are any: phases of their own.
+    /// Supervised steps before the first one, if there are any: phases of their own.
     pub warm_up: Option<WarmUp>,
 }
 
-/// What a run asks for a warm-up: supervised training of the policy before its first step.
+/// A warm-up: supervised training of the policy before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarmUp {
-    /// Examples an optimizer step.
+    /// Examples per optimizer step.
     pub batch: u64,
     /// Most tokens of one.
     pub length: u64,
@@ -85,7 +83,7 @@ pub struct WarmUp {
     pub scales_loss: bool,
 }
 
-/// What supervised training learns from.
+/// Data of supervised training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Examples {
     /// Most tokens of one.
@@ -94,7 +92,7 @@ pub struct Examples {
     pub validation: u64,
 }
 
-/// What a run asks for a reward model.
+/// The work of a reward model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardWork {
     /// Its architecture, with a scalar head.
@@ -103,21 +101,20 @@ pub struct RewardWork {
     pub plan: ModelPlan,
 }
 
-/// What a run asks for a critic.
+/// The work of a critic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CriticWork {
     /// Its architecture, with a scalar head.
     pub arch: Arch,
     /// Its gradients are clipped by their global norm.
     pub clips: bool,
-    /// It starts from the policy, as that is before the first step, and not from a checkpoint of its own.
+    /// True if it starts from the policy before the first step instead of its own checkpoint.
     pub starts_from_policy: bool,
 }
 
 impl Workload {
     /// The least that a step of GRPO asks for: `prompts` groups of `group` completions, one optimizer step over all of
     /// them, clipped by the global norm; the policy scores them itself, and there is no other model.
-    #[must_use]
     pub fn grpo(arch: Arch, [prompt_length, response_length]: [u64; 2], prompts: u64, group: u64) -> Self {
         Self {
             rollout_precision: arch.precision,
@@ -152,16 +149,15 @@ impl Workload {
         }
     }
 
-    /// The warm-up as a workload of its own: its batch, of examples in place of rollouts, and nothing that looks at
-    /// rollouts.
+    /// The warm-up as a workload: its batch of examples, without everything that needs rollouts.
     pub(crate) fn warming_up(&self) -> Option<Self> {
-        let own = self.warm_up?;
+        let warm_up = self.warm_up?;
         Some(Self {
-            prompts: own.batch,
+            prompts: warm_up.batch,
             mean_lengths: None,
             group: 1,
             greedy: false,
-            mini_batch: own.batch,
+            mini_batch: warm_up.batch,
             epochs: 1,
             validation: 0,
             reference: false,
@@ -169,61 +165,55 @@ impl Workload {
             old_log_probs: false,
             entropy: false,
             scores: false,
-            clips: own.clips,
-            scales_loss: own.scales_loss,
+            clips: warm_up.clips,
+            scales_loss: warm_up.scales_loss,
             critic: None,
             rewards: Vec::new(),
-            examples: Some(Examples { length: own.length, validation: 0 }),
+            examples: Some(Examples { length: warm_up.length, validation: 0 }),
             warm_up: None,
             ..self.clone()
         })
     }
 
     /// The critic's architecture.
-    #[must_use]
     pub fn critic_arch(&self) -> Option<&Arch> {
         self.critic.as_ref().map(|critic| &critic.arch)
     }
 
-    /// Whether every model that is trained can be updated segment by segment, in a warm-up too: no gradient is clipped
+    /// True if every model that is trained can be updated segment by segment, in a warm-up too: no gradient is clipped
     /// by a global norm or comes of a scaled loss.
-    pub(crate) fn steps_in_backward(&self) -> bool {
-        let warms = |own: WarmUp| !own.scales_loss && !own.clips;
+    pub(crate) fn allows_step_in_backward(&self) -> bool {
+        let warms = |warm_up: WarmUp| !warm_up.scales_loss && !warm_up.clips;
         !self.scales_loss
             && !self.clips
             && self.critic.as_ref().is_none_or(|critic| !critic.clips)
             && self.warm_up.is_none_or(warms)
     }
 
-    /// Whether the policy scores sequences apart from its training: rollouts, or examples whose loss is validated.
-    #[must_use]
+    /// True if the policy scores sequences apart from its training: rollouts, or examples whose loss is validated.
     pub fn policy_scores(&self) -> bool {
         let validates = self.examples.is_some_and(|e| e.validation > 0);
         self.old_log_probs || self.adapters_off || self.scores || validates
     }
 
-    /// Whether anything is sampled: rollouts, or completions of validation prompts.
-    #[must_use]
+    /// True if anything is sampled: rollouts, or completions of validation prompts.
     pub fn samples(&self) -> bool {
         self.examples.is_none() || self.validation > 0
     }
 
     /// Most tokens of a sequence that is sampled.
-    #[must_use]
     pub fn length(&self) -> u64 {
         self.prompt_length + self.response_length
     }
 
     /// Most tokens of a sequence that is scored or trained on.
-    #[must_use]
     pub fn scored_length(&self) -> u64 {
         self.examples.map_or_else(|| self.length(), |e| e.length)
     }
 
     /// Most tokens of a sequence that any pass with a graph, or any scoring one, is over: also in a warm-up.
-    #[must_use]
     pub fn longest_pass(&self) -> u64 {
-        let warm = self.warm_up.map_or(0, |own| own.length);
+        let warm = self.warm_up.map_or(0, |warm_up| warm_up.length);
         self.scored_length().max(warm)
     }
 
@@ -232,12 +222,12 @@ impl Workload {
         self.examples.map_or_else(|| self.rollouts(), |e| e.validation.max(1))
     }
 
-    /// Sequences a step.
+    /// Sequences per step.
     pub(crate) fn rollouts(&self) -> u64 {
         self.prompts * self.group
     }
 
-    /// Sequences an optimizer step.
+    /// Sequences per optimizer step.
     pub(crate) fn mini_rollouts(&self) -> u64 {
         self.mini_batch.min(self.prompts).max(1) * self.group
     }

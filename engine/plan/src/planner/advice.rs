@@ -12,15 +12,15 @@ pub(super) fn explain(request: &Request) -> Result<Infeasible> {
     let allowed = request.allowed().unwrap_or(u64::MAX);
     let smallest = search::smallest(request)?;
     let mut advice = Vec::new();
-    let mut found = Vec::new();
+    let mut kinds = Vec::new();
     for (kind, text, changed) in changes(request) {
         let divides = changed.parallel.check(&changed.workload).is_ok();
-        if !divides || found.contains(&kind) {
+        if !divides || kinds.contains(&kind) {
             continue;
         }
         if search::smallest(&changed)?.is_some_and(|(bytes, _)| bytes <= allowed) {
             advice.push(text);
-            found.push(kind);
+            kinds.push(kind);
         }
     }
     let mut largest = String::new();
@@ -76,81 +76,82 @@ fn shares<const N: usize>(number: u64, by: [u64; N], least: u64) -> impl Iterato
 /// Single changes by kind, the mildest of each kind first.
 fn changes(request: &Request) -> Vec<Change> {
     let w = &request.workload;
-    let mut all = Changes { request, list: Vec::new() };
+    let mut changes = Changes { request, list: Vec::new() };
     let mut group = w.group;
     while group.is_multiple_of(2) {
         group /= 2;
         let prompts = w.rollouts() / group;
         let text = format!("rollout.n={group} trainer.train_batch_size={prompts} (as many rollouts a step)");
-        all.add("group", text, |w| (w.mini_batch, w.prompts, w.group) = (w.mini_rollouts() / group, prompts, group));
+        changes
+            .add("group", text, |w| (w.mini_batch, w.prompts, w.group) = (w.mini_rollouts() / group, prompts, group));
     }
     match w.examples {
-        Some(examples) => shorter_examples(&mut all, w, examples),
-        None => fewer_tokens(&mut all, w),
+        Some(examples) => shorter_examples(&mut changes, w, examples),
+        None => fewer_tokens(&mut changes, w),
     }
     if let Some(warm) = w.warm_up {
-        smaller_warm_up(&mut all, warm);
+        smaller_warm_up(&mut changes, warm);
     }
     if w.reference {
-        all.add("reference", "objective.kl_loss_coef=0: no reference model".into(), |w| w.reference = false);
+        changes.add("reference", "objective.kl_loss_coef=0: no reference model".into(), |w| w.reference = false);
     }
     if w.lora.is_none() {
-        all.add("lora", "model.lora={rank: 16}: adapters are trained instead of all weights".into(), |w| {
+        changes.add("lora", "model.lora={rank: 16}: adapters are trained instead of all weights".into(), |w| {
             w.lora = Some(LoraConfig::default().in_arch(&w.arch));
             w.adapters_off = w.reference;
             w.reference = false;
         });
     }
-    no_clipping(&mut all, w);
+    no_clipping(&mut changes, w);
     for layers in shares(w.arch.num_layers as u64, [2, 4, 8], 0) {
         let arch = w.arch.clone().with_layers(layers as usize);
-        let millions = Sizes::of(&arch, None).total() / 1_000_000;
+        let millions = Sizes::new(&arch, None).total() / 1_000_000;
         let text = format!("a smaller model: {layers} layers of this width have {millions} million parameters");
-        all.add("model", text, |w| w.arch = arch);
+        changes.add("model", text, |w| w.arch = arch);
     }
-    all.list
+    changes.list
 }
 
 /// Shorter or fewer rollouts.
-fn fewer_tokens(all: &mut Changes<'_>, w: &Workload) {
+fn fewer_tokens(changes: &mut Changes<'_>, w: &Workload) {
     for length in shares(w.response_length, [2, 4, 8], 0) {
-        all.add("response", format!("rollout.response_length={length}"), |w| w.response_length = length);
+        changes.add("response", format!("rollout.response_length={length}"), |w| w.response_length = length);
     }
     for length in shares(w.prompt_length, [2, 4], 0) {
-        all.add("prompt", format!("rollout.prompt_length={length}"), |w| w.prompt_length = length);
+        changes.add("prompt", format!("rollout.prompt_length={length}"), |w| w.prompt_length = length);
     }
     for prompts in shares(w.prompts, [2, 4], 0) {
         let text = format!("trainer.train_batch_size={prompts} (fewer rollouts a step)");
-        all.add("prompts", text, |w| (w.prompts, w.mini_batch) = (prompts, w.mini_batch.min(prompts)));
+        changes.add("prompts", text, |w| (w.prompts, w.mini_batch) = (prompts, w.mini_batch.min(prompts)));
     }
 }
 
 /// Shorter or fewer examples of supervised training.
-fn shorter_examples(all: &mut Changes<'_>, w: &Workload, examples: Examples) {
+fn shorter_examples(changes: &mut Changes<'_>, w: &Workload, examples: Examples) {
     for length in shares(examples.length, [2, 4, 8], 1) {
         let text = format!("sft.max_length={length}: longer rows are skipped");
-        all.add("length", text, |w| w.examples = Some(Examples { length, ..examples }));
+        changes.add("length", text, |w| w.examples = Some(Examples { length, ..examples }));
     }
     for batch in shares(w.prompts, [2, 4], 0) {
         let text = format!("sft.batch_size={batch} (fewer examples a step)");
-        all.add("batch", text, |w| (w.prompts, w.mini_batch) = (batch, batch));
+        changes.add("batch", text, |w| (w.prompts, w.mini_batch) = (batch, batch));
     }
 }
 
-/// Fewer examples a step of the warm-up, or shorter ones.
-fn smaller_warm_up(all: &mut Changes<'_>, warm: WarmUp) {
+/// Fewer examples per step of the warm-up, or shorter ones.
+fn smaller_warm_up(changes: &mut Changes<'_>, warm: WarmUp) {
     for batch in shares(warm.batch, [2, 4, 8], 0) {
         let text = format!("warmup.sft.batch_size={batch} (fewer examples a step)");
-        all.add("warm-up batch", text, |w| w.warm_up = Some(WarmUp { batch, ..warm }));
+        changes.add("warm-up batch", text, |w| w.warm_up = Some(WarmUp { batch, ..warm }));
     }
     for length in shares(warm.length, [2, 4, 8], 1) {
         let text = format!("warmup.sft.max_length={length}: longer rows are skipped");
-        all.add("warm-up length", text, |w| w.warm_up = Some(WarmUp { length, ..warm }));
+        changes.add("warm-up length", text, |w| w.warm_up = Some(WarmUp { length, ..warm }));
     }
 }
 
 /// Updates in the backward pass.
-fn no_clipping(all: &mut Changes<'_>, w: &Workload) {
+fn no_clipping(changes: &mut Changes<'_>, w: &Workload) {
     let warm_up = w.warm_up.is_some_and(|warm| warm.clips);
     if !w.clips && !warm_up {
         return;
@@ -160,7 +161,7 @@ fn no_clipping(all: &mut Changes<'_>, w: &Workload) {
     let warm_up = warm_up.then(|| "warmup.sft.optim.clip_grad=null".to_owned());
     let keys: Vec<String> = policy.into_iter().chain(warm_up).collect();
     let text = format!("{}: segments are updated in the backward pass", keys.join(" "));
-    all.add("clip", text, |w| {
+    changes.add("clip", text, |w| {
         w.clips = false;
         if let Some(warm) = &mut w.warm_up {
             warm.clips = false;

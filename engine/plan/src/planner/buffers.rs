@@ -4,12 +4,10 @@ use crate::estimate::{Sizes, Workload};
 use crate::request::Request;
 use crate::size::Bytes;
 use crate::{Error, ModelPlan, Plan, Result, Role};
-use firebrick_arch::Arch;
-use firebrick_arch::KvCacheDtype;
 use firebrick_arch::arch::HeadKind;
 use firebrick_arch::lora::LoraConfig;
-use firebrick_spec::BLOCK_SIZE;
-use firebrick_spec::KernelTable;
+use firebrick_arch::{Arch, KvCacheDtype};
+use firebrick_spec::{BLOCK_SIZE, KernelTable};
 use std::fmt::Write;
 
 const F32: u64 = 4;
@@ -18,7 +16,7 @@ const F32: u64 = 4;
 struct Buffer {
     what: String,
     bytes: u64,
-    /// How it becomes smaller.
+    /// Advice to make it smaller.
     smaller: &'static str,
 }
 
@@ -33,7 +31,7 @@ struct BytesPer {
 }
 
 impl BytesPer {
-    fn of(arch: &Arch, workload: &Workload, kernels: &KernelTable) -> Self {
+    fn new(arch: &Arch, workload: &Workload, kernels: &KernelTable) -> Self {
         let vocab = match arch.head {
             HeadKind::LanguageModel => arch.vocab_size as u64,
             HeadKind::Scalar { .. } => 1,
@@ -41,9 +39,9 @@ impl BytesPer {
         let tile = kernels.vocabulary_tile.map_or(vocab, |tile| tile as u64);
         let columns = vocab.min(tile);
         // rows by expert, one for each of a token's
-        let experts = arch.expert_layers().map(|(_, own)| {
-            let width = own.intermediate_size.max(arch.hidden_size);
-            own.per_token * width
+        let experts = arch.expert_layers().map(|(_, experts)| {
+            let width = experts.intermediate_size.max(arch.hidden_size);
+            experts.per_token * width
         });
         let experts = experts.max().unwrap_or(0);
         let widest = arch.intermediate_size.max(arch.num_heads * arch.head_dim).max(arch.hidden_size).max(experts);
@@ -73,14 +71,14 @@ struct Model<'a> {
 impl Model<'_> {
     /// Every kind of its tensors that may be too large.
     fn buffers(&self, workload: &Workload, kernels: &KernelTable) -> Vec<Buffer> {
-        let sizes = Sizes::of(self.arch, self.lora);
-        let each = BytesPer::of(self.arch, workload, kernels);
+        let sizes = Sizes::new(self.arch, self.lora);
+        let each = BytesPer::new(self.arch, workload, kernels);
         // a budget may be larger than what there is
-        let warm = workload.warm_up.map_or(0, |own| own.batch * own.length);
+        let warm = workload.warm_up.map_or(0, |warm_up| warm_up.batch * warm_up.length);
         let there = (workload.rollouts().max(1) * workload.scored_length()).max(warm);
         let tokens = there.min(self.plan.train_tokens.max(self.plan.score_tokens) as u64);
         let buffer = |what: &str, bytes, smaller| Buffer { what: format!("the {}'s {what}", self.who), bytes, smaller };
-        let mut all = vec![
+        let mut buffers = vec![
             buffer("largest matrix", sizes.width * sizes.largest, "precision: bf16 or f16 halves it"),
             buffer(
                 "activations of a micro-batch",
@@ -94,19 +92,19 @@ impl Model<'_> {
             ),
         ];
         if self.trained {
-            all.push(buffer(
+            buffers.push(buffer(
                 "gradient or moments of its largest matrix",
                 F32 * sizes.largest_trained,
                 "model.lora trains small matrices instead",
             ));
         }
-        all
+        buffers
     }
 }
 
 /// Every kind of tensor that may be too large, of every model on the run's device.
 fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffer> {
-    let own = |role: Role, plan| {
+    let model = |role: Role, plan| {
         let (who, arch, lora) = match role {
             Role::Policy => ("policy", &workload.arch, workload.lora.as_ref()),
             Role::Reference => ("reference policy", &workload.arch, None),
@@ -123,21 +121,21 @@ fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffe
         lora: None,
         trained: false,
     });
-    let models = plan.models.iter().filter_map(|(role, plan)| own(*role, plan));
-    let mut all: Vec<Buffer> = models.chain(rewards).flat_map(|model| model.buffers(workload, kernels)).collect();
+    let models = plan.models.iter().filter_map(|(role, plan)| model(*role, plan));
+    let mut buffers: Vec<Buffer> = models.chain(rewards).flat_map(|model| model.buffers(workload, kernels)).collect();
     if workload.samples() {
-        let each = BytesPer::of(&workload.arch, workload, kernels);
-        all.push(Buffer {
+        let each = BytesPer::new(&workload.arch, workload, kernels);
+        buffers.push(Buffer {
             what: "the sampling buffer of a layer's keys, or of logits".into(),
             bytes: each.sequence * (plan.rollout.max_num_seqs as u64).min(workload.rollouts().max(1)),
             smaller: "lower rollout.max_num_seqs, or lengths",
         });
     }
-    all
+    buffers
 }
 
 impl Request {
-    /// Refuses a plan with tensors that the device cannot hold in one piece, whatever it holds in all.
+    /// Rejects a plan with tensors above the device's largest buffer.
     ///
     /// # Errors
     /// `Error::Plan` with every tensor that is too large, its bytes, and how to make it smaller.
@@ -166,13 +164,13 @@ impl Request {
         )))
     }
 
-    /// The same with upper limits under which no tensor that a setting sizes is too large for the device.
+    /// The request with limits low enough that no tensor is too large for the device.
     pub(super) fn within_buffers(&self) -> Self {
         let mut capped = self.clone();
         let Some(limit) = self.profile.largest_buffer else {
             return capped;
         };
-        let each = BytesPer::of(&self.workload.arch, &self.workload, &self.profile.kernels);
+        let each = BytesPer::new(&self.workload.arch, &self.workload, &self.profile.kernels);
         let cap = |value: &mut usize, bytes: u64, least: u64| {
             let most = (limit / bytes.max(1)).max(least).max(1);
             *value = (*value).min(usize::try_from(most).unwrap_or(usize::MAX));

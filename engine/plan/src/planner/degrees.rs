@@ -2,28 +2,27 @@
 //!
 //! Every way to write the number of devices as data × sequence × tensor × pipeline is considered, with each stage of
 //! `ZeRO`, and with sampling on groups of devices that share matrices. Matrices and sequences are shared inside a
-//! machine only; stages sample from whole policies, and go with the optimizer's state shared out at most. Each is
-//! searched as a plan of one device is. With estimated kinds there are many: they are tried in the order of their time
-//! without memory limits, and left out from where that is above the best so far.
+//! machine only; stages sample from whole policies, and go with the optimizer's state sharded at most. Each is searched
+//! as a plan of one device is. With estimated kinds there are many: they are tried in the order of their time without
+//! memory limits, and left out from where that is above the best so far.
 
-use super::advice;
 use super::fit::Fit;
-use super::search;
+use super::{advice, search};
 use crate::estimate::Parallel;
 use crate::request::Request;
 use crate::{Error, Infeasible, MemoryConfig, Result, Zero};
 use firebrick_spec::Cluster;
 use serde::{Deserialize, Serialize};
 
-/// Machines more than there are that are tried where nothing fits, as multiples.
-const MORE_NODES: [u64; 5] = [2, 4, 8, 16, 32];
+/// Machines more than there are that are tried if nothing fits, as multiples.
+const NODE_FACTORS: [u64; 5] = [2, 4, 8, 16, 32];
 
 /// Degrees that are asked for; what is absent is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Degrees {
     /// Replicas.
     pub data: Option<u64>,
-    /// What they share out.
+    /// Their `ZeRO` stage.
     pub zero: Option<Zero>,
     /// Devices that share every matrix.
     pub tensor: Option<u64>,
@@ -36,14 +35,14 @@ pub struct Degrees {
     pub critic_sequence: Option<u64>,
     /// Devices that share every matrix while the policy samples.
     pub rollout_tensor: Option<u64>,
-    /// Whether to choose among kinds of parallelism that the trainer does not run, too.
+    /// True if the choice includes kinds of parallelism that the trainer does not run, too.
     pub estimated: bool,
 }
 
 impl Degrees {
     /// The degrees that were chosen: without those that were asked for.
-    fn leaves(&self, parallel: &Parallel) -> Parallel {
-        let chosen = |asked: Option<u64>, degree| if asked.is_some() { 1 } else { degree };
+    fn chosen(&self, parallel: &Parallel) -> Parallel {
+        let chosen = |fixed: Option<u64>, degree| if fixed.is_some() { 1 } else { degree };
         Parallel {
             tensor: chosen(self.tensor, parallel.tensor),
             pipeline: chosen(self.pipeline, parallel.pipeline),
@@ -54,17 +53,16 @@ impl Degrees {
         }
     }
 
-    /// Whether kinds of parallelism that the trainer does not run together were asked for by their degrees.
-    fn names_estimates(&self) -> bool {
+    /// True if kinds of parallelism that the trainer does not run together were asked for by their degrees.
+    fn fixes_several_kinds(&self) -> bool {
         let kinds = [self.tensor, self.pipeline, self.sequence];
-        let several = kinds.into_iter().flatten().filter(|&n| n > 1);
-        several.count() > 1
+        kinds.into_iter().flatten().filter(|&n| n > 1).count() > 1
     }
 }
 
 /// Degrees under which a plan fits.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-pub struct DegreesThatFit {
+pub struct FittingDegrees {
     /// The degrees.
     pub parallel: Parallel,
     /// With ZeRO-3: whether gathered weights are freed after the forward pass.
@@ -84,40 +82,40 @@ pub struct ClusterFit {
     pub fit: Fit,
     /// Degrees that fit as well, the fastest first. Where there are few to try, all that fit; else, and with estimates,
     /// those that were the fastest when they were tried.
-    pub others: Vec<DegreesThatFit>,
+    pub others: Vec<FittingDegrees>,
 }
 
 impl Request {
     /// The fastest plan for a cluster within the budget of each device.
     ///
     /// # Errors
-    /// Where no degrees make up the cluster's devices and divide the work, and where nothing fits: by how much, and
-    /// what would.
-    pub fn fit_cluster(&self, cluster: Cluster, asked: &Degrees) -> Result<ClusterFit> {
-        let candidates = self.candidates(cluster, asked)?;
-        let prunes = asked.estimated || candidates.len() > FEW;
+    /// If no degrees make up the cluster's devices and divide the work, and if nothing fits: by how much, and what
+    /// would.
+    pub fn fit_cluster(&self, cluster: Cluster, fixed: &Degrees) -> Result<ClusterFit> {
+        let candidates = self.candidates(cluster, fixed)?;
+        let prunes = fixed.estimated || candidates.len() > MAX_EXHAUSTIVE;
         match best_of(candidates.clone(), prunes)? {
-            Some(found) => Ok(found),
-            None => Err(self.infeasible(cluster, asked, &candidates)?),
+            Some(fit) => Ok(fit),
+            None => Err(self.infeasible(cluster, fixed, &candidates)?),
         }
     }
 
     /// Every request that the cluster's devices could serve, the likeliest to be fast first.
-    fn candidates(&self, cluster: Cluster, asked: &Degrees) -> Result<Vec<(f64, Self)>> {
-        let mut all = Vec::new();
+    fn candidates(&self, cluster: Cluster, fixed: &Degrees) -> Result<Vec<(f64, Self)>> {
+        let mut requests = Vec::new();
         let mut refused = None;
-        for (parallel, reshard) in degrees(cluster, asked) {
-            let chosen = asked.leaves(&parallel);
+        for (parallel, reshard) in degrees(cluster, fixed) {
+            let chosen = fixed.chosen(&parallel);
             let w = &self.workload;
             let kinds = [chosen.tensor, chosen.sequence, chosen.pipeline];
             // what was asked for is kept whatever its kind, and goes with nothing else that makes it an estimate
             let adds = kinds.iter().any(|&n| n > 1) || chosen.rollout_tensor.is_some();
-            let goes = !adds || parallel.is_run();
-            let is_run = goes && chosen.is_run() && chosen.trains(w) && chosen.samples(w);
-            if !asked.estimated && !is_run {
+            let goes = !adds || parallel.is_supported();
+            let is_run = goes && chosen.is_supported() && chosen.trains(w) && chosen.samples(w);
+            if !fixed.estimated && !is_run {
                 continue;
             }
-            // codes in few bits are not shared out
+            // quantized codes are not sharded
             if parallel.gathers() && self.workload.arch.base.is_some() {
                 continue;
             }
@@ -130,21 +128,22 @@ impl Request {
             request.memory.step_in_backward = false;
             request.parallel = parallel.on(cluster, self.profile.backend);
             match parallel.check(&self.workload) {
-                Ok(()) => all.push(request),
+                Ok(()) => requests.push(request),
                 Err(error) => refused = Some(error),
             }
         }
-        let mut timed: Vec<(f64, Self)> = all.into_iter().map(|request| (request.at_most_as_fast(), request)).collect();
+        let mut timed: Vec<(f64, Self)> =
+            requests.into_iter().map(|request| (request.seconds_without_limits(), request)).collect();
         timed.sort_by(|a, b| a.0.total_cmp(&b.0));
         if timed.is_empty() {
-            return Err(refused.unwrap_or_else(|| impossible(cluster, asked)));
+            return Err(refused.unwrap_or_else(|| impossible(cluster, fixed)));
         }
         Ok(timed)
     }
 
-    /// Seconds of a step where nothing is recomputed, moved or cut smaller than was asked for, as if memory had no end:
+    /// Seconds of a step if nothing is recomputed, moved or cut smaller than was asked for, as if memory had no end:
     /// about the least that degrees take.
-    fn at_most_as_fast(&self) -> f64 {
+    fn seconds_without_limits(&self) -> f64 {
         let sequence = self.workload.scored_length().max(1) as usize;
         let plain = |train_tokens: usize, max_num_seqs: usize| {
             let memory = MemoryConfig {
@@ -162,12 +161,12 @@ impl Request {
             plan.map_or(f64::INFINITY, |plan| self.estimate(&plan).seconds.total())
         };
         let most = self.memory.train_tokens.max(sequence);
-        let both = [most, sequence].map(|tokens| plain(tokens, self.max_num_seqs));
-        both[0].min(both[1])
+        let seconds = [most, sequence].map(|tokens| plain(tokens, self.max_num_seqs));
+        seconds[0].min(seconds[1])
     }
 
     /// Says by how much the most frugal degrees are too large, and what would fit.
-    fn infeasible(&self, cluster: Cluster, asked: &Degrees, candidates: &[(f64, Self)]) -> Result<Error> {
+    fn infeasible(&self, cluster: Cluster, fixed: &Degrees, candidates: &[(f64, Self)]) -> Result<Error> {
         let mut least: Option<(u64, &Self)> = None;
         for (_, request) in candidates {
             if let Some(bytes) = frugal(request)?
@@ -177,12 +176,12 @@ impl Request {
             }
         }
         let closest = least.map_or(&candidates[0].1, |(_, request)| request);
-        let mut found: Infeasible = advice::explain(closest)?;
-        found.spread = Some(closest.parallel.to_string());
+        let mut infeasible: Infeasible = advice::explain(closest)?;
+        infeasible.spread = Some(closest.parallel.to_string());
         let mut advice = Vec::new();
-        if !asked.estimated && !asked.names_estimates() {
-            let all = Degrees { estimated: true, ..*asked };
-            let candidates = self.candidates(cluster, &all)?;
+        if !fixed.estimated && !fixed.fixes_several_kinds() {
+            let estimated = Degrees { estimated: true, ..*fixed };
+            let candidates = self.candidates(cluster, &estimated)?;
             if let Some(request) = first_that_fits(&candidates)? {
                 advice.push(format!(
                     "--allow-estimated: {} fits, but only as an estimate: `firebrick train` does not run it",
@@ -190,9 +189,9 @@ impl Request {
                 ));
             }
         }
-        for times in MORE_NODES {
+        for times in NODE_FACTORS {
             let more = Cluster { nodes: cluster.nodes * times, ..cluster };
-            let Ok(candidates) = self.candidates(more, asked) else {
+            let Ok(candidates) = self.candidates(more, fixed) else {
                 break;
             };
             if let Some(request) = first_that_fits(&candidates)? {
@@ -200,20 +199,20 @@ impl Request {
                 break;
             }
         }
-        advice.append(&mut found.advice);
-        found.advice = advice;
-        Ok(Error::Infeasible(Box::new(found)))
+        advice.append(&mut infeasible.advice);
+        infeasible.advice = advice;
+        Ok(Error::Infeasible(Box::new(infeasible)))
     }
 }
 
 /// The error of degrees that no devices of the cluster can be written as.
-fn impossible(cluster: Cluster, asked: &Degrees) -> Error {
+fn impossible(cluster: Cluster, fixed: &Degrees) -> Error {
     let given = [
-        ("data", asked.data),
-        ("tensor", asked.tensor),
-        ("pipeline", asked.pipeline),
-        ("sequence", asked.sequence),
-        ("rollout tensor", asked.rollout_tensor),
+        ("data", fixed.data),
+        ("tensor", fixed.tensor),
+        ("pipeline", fixed.pipeline),
+        ("sequence", fixed.sequence),
+        ("rollout tensor", fixed.rollout_tensor),
     ];
     let given: Vec<String> = given.iter().filter_map(|(name, degree)| degree.map(|n| format!("{name} {n}"))).collect();
     Error::Config(format!(
@@ -232,7 +231,7 @@ fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<Clust
     let mut best: Option<(f64, Request, Fit)> = None;
     let mut others = Vec::new();
     for (least, request) in candidates {
-        let bound = best.as_ref().filter(|_| prunes).map_or(f64::INFINITY, |(cost, ..)| NEARLY * cost);
+        let bound = best.as_ref().filter(|_| prunes).map_or(f64::INFINITY, |(cost, ..)| LISTED_FACTOR * cost);
         if prunes && least >= bound {
             continue;
         }
@@ -242,7 +241,7 @@ fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<Clust
         };
         let fit = request.fit_candidate(candidate)?;
         let parallel = request.parallel;
-        others.push(DegreesThatFit {
+        others.push(FittingDegrees {
             parallel,
             reshard_after_forward: request.memory.reshard_after_forward,
             peak_bytes: fit.estimate.peak_bytes,
@@ -254,8 +253,8 @@ fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<Clust
     }
     others.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     Ok(best.map(|(_, request, fit)| {
-        others.retain(|own| {
-            own.parallel != request.parallel || own.reshard_after_forward != request.memory.reshard_after_forward
+        others.retain(|other| {
+            other.parallel != request.parallel || other.reshard_after_forward != request.memory.reshard_after_forward
         });
         ClusterFit { request, fit, others }
     }))
@@ -288,31 +287,31 @@ fn frugal(request: &Request) -> Result<Option<u64>> {
     Ok(least)
 }
 
-/// What others that fit may take of the fastest's time to be listed, where there are many to try.
-const NEARLY: f64 = 1.1;
+/// Largest factor of the fastest time at which other degrees are listed, if there are many to try.
+const LISTED_FACTOR: f64 = 1.1;
 
 /// Candidates up to which each is searched to its end, so that all that fit can be listed.
-const FEW: usize = 24;
+const MAX_EXHAUSTIVE: usize = 24;
 
 /// The highest degree but that of replicas that is tried: no machine has more devices, and no model more layers.
-const HIGHEST: u64 = 1024;
+const MAX_DEGREE: u64 = 1024;
 
 /// Numbers that divide another one, from 1 on.
 fn divisors(n: u64) -> impl Iterator<Item = u64> {
-    (1..=n.min(HIGHEST)).filter(move |d| n.is_multiple_of(*d))
+    (1..=n.min(MAX_DEGREE)).filter(move |d| n.is_multiple_of(*d))
 }
 
 /// Every way to write a cluster's devices as degrees, with every stage of `ZeRO` and both ways to gather weights.
-fn degrees(cluster: Cluster, asked: &Degrees) -> Vec<(Parallel, bool)> {
+fn degrees(cluster: Cluster, fixed: &Degrees) -> Vec<(Parallel, bool)> {
     let (all, inside) = (cluster.devices(), cluster.devices_per_node);
-    let is = |asked: Option<u64>, n: u64| asked.is_none_or(|asked| asked == n);
-    let mut found = Vec::new();
-    for tensor in divisors(inside).filter(|&n| is(asked.tensor, n)) {
-        for sequence in divisors(inside / tensor).filter(|&n| is(asked.sequence, n)) {
+    let is = |fixed: Option<u64>, n: u64| fixed.is_none_or(|fixed| fixed == n);
+    let mut divisions = Vec::new();
+    for tensor in divisors(inside).filter(|&n| is(fixed.tensor, n)) {
+        for sequence in divisors(inside / tensor).filter(|&n| is(fixed.sequence, n)) {
             let rest = all / (tensor * sequence);
-            for pipeline in divisors(rest).filter(|&n| is(asked.pipeline, n)) {
+            for pipeline in divisors(rest).filter(|&n| is(fixed.pipeline, n)) {
                 let data = rest / pipeline;
-                if !is(asked.data, data) {
+                if !is(fixed.data, data) {
                     continue;
                 }
                 let parallel = Parallel {
@@ -320,23 +319,23 @@ fn degrees(cluster: Cluster, asked: &Degrees) -> Vec<(Parallel, bool)> {
                     tensor,
                     pipeline,
                     sequence,
-                    critic_sequence: asked.critic_sequence.filter(|&n| n != sequence),
+                    critic_sequence: fixed.critic_sequence.filter(|&n| n != sequence),
                     cluster: Some(cluster),
                     ..Parallel::default()
                 };
-                for rollout_tensor in sampled_in(&parallel, asked, inside) {
+                for rollout_tensor in sampled_in(&parallel, fixed, inside) {
                     let parallel = Parallel { rollout_tensor, ..parallel };
-                    found.extend(stages(parallel, asked));
+                    divisions.extend(stages(parallel, fixed));
                 }
             }
         }
     }
-    found
+    divisions
 }
 
 /// The sizes of the groups that may sample together.
-fn sampled_in(parallel: &Parallel, asked: &Degrees, inside: u64) -> Vec<Option<u64>> {
-    match asked.rollout_tensor {
+fn sampled_in(parallel: &Parallel, fixed: &Degrees, inside: u64) -> Vec<Option<u64>> {
+    match fixed.rollout_tensor {
         Some(tensor) if tensor == parallel.tensor => vec![None],
         Some(tensor) => vec![Some(tensor)],
         None if parallel.tensor == 1 && parallel.pipeline == 1 => {
@@ -348,21 +347,21 @@ fn sampled_in(parallel: &Parallel, asked: &Degrees, inside: u64) -> Vec<Option<u
 }
 
 /// The stages of `ZeRO` that go with degrees.
-fn stages(parallel: Parallel, asked: &Degrees) -> impl Iterator<Item = (Parallel, bool)> {
-    let asked = asked.zero;
+fn stages(parallel: Parallel, fixed: &Degrees) -> impl Iterator<Item = (Parallel, bool)> {
+    let fixed = fixed.zero;
     let fits = move |zero: &Zero| {
         let shares = *zero > Zero::Off;
         let highest = if parallel.pipeline > 1 { Zero::Stage1 } else { Zero::Stage3 };
-        asked.is_none_or(|asked| asked == *zero) && (!shares || parallel.data > 1) && *zero <= highest
+        fixed.is_none_or(|fixed| fixed == *zero) && (!shares || parallel.data > 1) && *zero <= highest
     };
-    let both = |zero: Zero| match zero {
+    let reshard = |zero: Zero| match zero {
         Zero::Stage3 => vec![true, false],
         _ => vec![true],
     };
     Zero::STAGES
         .into_iter()
         .filter(fits)
-        .flat_map(move |zero| both(zero).into_iter().map(move |reshard| (Parallel { zero, ..parallel }, reshard)))
+        .flat_map(move |zero| reshard(zero).into_iter().map(move |reshard| (Parallel { zero, ..parallel }, reshard)))
 }
 
 #[cfg(test)]

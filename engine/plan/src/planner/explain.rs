@@ -1,11 +1,12 @@
 //! The techniques that a plan uses, and what each saves and costs.
 
 use super::fit::Fit;
+use crate::config::object;
 use crate::estimate::EstimatePhase;
 use crate::request::{Candidate, Request};
-use crate::{Explanation, MemoryConfig, Result, TECHNIQUES};
+use crate::{MemoryConfig, Result, TECHNIQUES, Technique};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// Keys of the critic's overrides that say how much is done at a time, and not where it is.
 const CRITIC_SIZES: [&str; 6] =
@@ -14,7 +15,7 @@ const CRITIC_SIZES: [&str; 6] =
 /// One technique of a plan.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Decision {
-    /// What was decided, in words.
+    /// The decision in words.
     pub what: String,
     /// The settings, as they are written in a configuration.
     pub settings: String,
@@ -28,32 +29,32 @@ pub struct Decision {
 
 impl Fit {
     /// Settings that differ from the defaults, and the sequences sampled at a time, as a configuration's overrides.
-    #[must_use]
     pub fn overrides(&self) -> Vec<String> {
-        let chosen = object(&self.memory);
-        let plain = object(&MemoryConfig::default());
+        let chosen = object(&self.memory).unwrap_or_default();
+        let plain = object(&MemoryConfig::default()).unwrap_or_default();
         let ignored = ["preset", "plan", "budget", "host_budget", "margin", "limit", "recover"];
-        let mut all: Vec<String> = chosen
+        let mut overrides: Vec<String> = chosen
             .iter()
             .filter(|(key, value)| !ignored.contains(&key.as_str()) && plain[*key] != **value)
             .flat_map(|(key, value)| spelled(&format!("memory.{key}"), value))
             .collect();
-        all.push(format!("rollout.max_num_seqs={}", self.plan.rollout.max_num_seqs));
-        all
+        overrides.push(format!("rollout.max_num_seqs={}", self.plan.rollout.max_num_seqs));
+        overrides
     }
 
     /// Every technique that the plan uses, with what it saves and costs by itself.
     ///
     /// # Errors
-    /// `Error::Config` or `Error::Plan` where there is no plan without one of the techniques.
+    /// `Error::Config` or `Error::Plan` if there is no plan without one of the techniques.
     pub fn decisions(&self, request: &Request) -> Result<Vec<Decision>> {
         let used = Candidate { memory: self.memory.clone(), max_num_seqs: self.plan.rollout.max_num_seqs };
-        let explanations = TECHNIQUES.iter().filter_map(|technique| technique.explain(&used, request));
-        explanations.map(|explanation| self.decision(&used, explanation, request)).collect()
+        let effects = TECHNIQUES.iter().filter_map(|technique| Some((technique, technique.explain(&used, request)?)));
+        effects.map(|(technique, what)| self.decision(&used, *technique, what, request)).collect()
     }
 
-    fn decision(&self, used: &Candidate, explanation: Explanation, request: &Request) -> Result<Decision> {
-        let Explanation { what, keys, mut without } = explanation;
+    fn decision(&self, used: &Candidate, technique: &dyn Technique, what: &str, request: &Request) -> Result<Decision> {
+        let mut without = used.clone();
+        technique.undo(&mut without, request);
         if without.memory.critic_settings().is_err() {
             // an override of the critic's needed what was undone: it goes with it
             without.memory.critic = without.memory.critic.only(&CRITIC_SIZES);
@@ -63,7 +64,7 @@ impl Fit {
         let most =
             without.phases.iter().map(|p| (saved(p.name, p.total_bytes), p.name)).max_by_key(|(bytes, _)| *bytes);
         let (saves_bytes, phase) = most.unwrap_or((0, EstimatePhase::Backward));
-        let settings: Vec<String> = keys.iter().map(|key| setting(used, key)).collect();
+        let settings: Vec<String> = technique.used_keys(used).iter().map(|key| setting(used, key)).collect();
         Ok(Decision {
             what: what.to_owned(),
             settings: settings.join(" "),
@@ -71,13 +72,6 @@ impl Fit {
             saves_bytes,
             costs_seconds: self.estimate.seconds.total() - without.seconds.total(),
         })
-    }
-}
-
-fn object(memory: &MemoryConfig) -> Map<String, Value> {
-    match serde_json::to_value(memory) {
-        Ok(Value::Object(map)) => map,
-        _ => Map::new(),
     }
 }
 
@@ -96,7 +90,7 @@ fn setting(used: &Candidate, key: &str) -> String {
     let Some(path) = key.strip_prefix("memory.") else {
         return format!("{key}={}", used.max_num_seqs);
     };
-    let memory = Value::Object(object(&used.memory));
+    let memory = Value::Object(object(&used.memory).unwrap_or_default());
     let value = memory.pointer(&format!("/{}", path.replace('.', "/")));
     spelled(key, value.unwrap_or(&Value::Null)).join(" ")
 }

@@ -5,18 +5,18 @@ use crate::request::{Candidate, Request};
 use crate::{MemoryConfig, Plan, Result};
 use serde::{Deserialize, Serialize};
 
-/// How a step's rollouts are cut, at a constant number of them.
+/// Division of a step's rollouts into micro-batches, at a constant number of rollouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct BatchProposal {
-    /// Prompts a step.
+    /// Prompts per step.
     pub prompts: u64,
-    /// Completions a prompt.
+    /// Completions per prompt.
     pub group_size: u64,
     /// Rollouts of one optimizer step: what stays the same.
     pub effective_batch: u64,
     /// Sequences of a micro-batch, all as long as allowed, of one device.
     pub micro_batch: u64,
-    /// Micro-batches an optimizer step.
+    /// Micro-batches per optimizer step.
     pub accumulation: u64,
     /// Sequences sampled at a time, by one device.
     pub max_num_seqs: u64,
@@ -31,13 +31,12 @@ pub struct Fit {
     pub memory: MemoryConfig,
     /// Its bytes and seconds.
     pub estimate: Estimate,
-    /// How rollouts are cut.
+    /// Division of the rollouts.
     pub batch: BatchProposal,
 }
 
 impl Request {
-    /// What is predicted of any plan, whoever made it.
-    #[must_use]
+    /// The prediction for any plan.
     pub fn predict(&self, plan: Plan) -> Fit {
         self.fit_of(plan, self.memory.clone())
     }
@@ -54,15 +53,15 @@ impl Request {
         let policy = plan.policy();
         let fits = (policy.train_tokens as u64 / w.scored_length().max(1)).max(1);
         let most = policy.micro_batch_size.map_or(u64::MAX, |n| n as u64);
-        let own = self.parallel.sequences(w.mini_rollouts());
-        let micro_batch = fits.min(most).min(own);
+        let sequences = self.parallel.sequences(w.mini_rollouts());
+        let micro_batch = fits.min(most).min(sequences);
         Fit {
             batch: BatchProposal {
                 prompts: w.prompts,
                 group_size: w.group,
                 effective_batch: w.mini_rollouts(),
                 micro_batch,
-                accumulation: own.div_ceil(micro_batch),
+                accumulation: sequences.div_ceil(micro_batch),
                 max_num_seqs: plan.rollout.max_num_seqs as u64,
             },
             memory,

@@ -1,4 +1,4 @@
-//! Other group sizes at as many rollouts a step: what each would take under the settings of a plan.
+//! Other group sizes at as many rollouts per step: what each would take under the settings of a plan.
 
 use super::fit::Fit;
 use crate::Result;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 /// A group size that the plan's settings could serve, and what that would take.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct GroupProposal {
-    /// Completions a prompt.
+    /// Completions per prompt.
     pub group_size: u64,
-    /// Prompts a step: as many rollouts as now.
+    /// Prompts per step: as many rollouts as now.
     pub prompts: u64,
     /// Sequences sampled at a time.
     pub max_num_seqs: u64,
@@ -19,14 +19,13 @@ pub struct GroupProposal {
     pub peak_bytes: u64,
     /// Estimated seconds of a step.
     pub seconds: f64,
-    /// Whether that keeps within the budgets.
+    /// True if that keeps within the budgets.
     pub fits: bool,
 }
 
 impl Fit {
     /// Half, a quarter, twice and four times the group size, where as many rollouts make whole steps of them. Larger
-    /// groups share more of their prompts' keys and values; how many completions a prompt is worth is the objective's
-    /// question.
+    /// groups share more of their prompts' keys and values; the objective decides how many completions a prompt needs.
     ///
     /// # Errors
     /// Those of [`Request::fit`], apart from `Error::Infeasible`.
@@ -41,8 +40,7 @@ impl Fit {
         if w.group < 2 || w.examples.is_some() {
             return Ok(Vec::new());
         }
-        let groups = sizes.into_iter().filter(whole);
-        groups.map(|group| self.with_group(request, group)).collect()
+        sizes.into_iter().filter(whole).map(|group| self.with_group(request, group)).collect()
     }
 
     fn with_group(&self, request: &Request, group: u64) -> Result<GroupProposal> {
@@ -54,7 +52,7 @@ impl Fit {
         for max_num_seqs in sequences(&changed) {
             let candidate = Candidate { memory: self.memory.clone(), max_num_seqs };
             let estimate = changed.estimate(&candidate.plan(&changed.workload)?);
-            let found = GroupProposal {
+            let proposal = GroupProposal {
                 group_size: group,
                 prompts: changed.workload.prompts,
                 max_num_seqs: max_num_seqs as u64,
@@ -62,9 +60,9 @@ impl Fit {
                 seconds: estimate.seconds.total(),
                 fits: changed.limits().hold_peaks(&estimate),
             };
-            let better = best.as_ref().is_none_or(|best| (found.fits, best.seconds) > (best.fits, found.seconds));
+            let better = best.as_ref().is_none_or(|best| (proposal.fits, best.seconds) > (best.fits, proposal.seconds));
             if better {
-                best = Some(found);
+                best = Some(proposal);
             }
         }
         Ok(best.expect("at least one group is sampled at a time"))

@@ -21,7 +21,7 @@ mod search;
 mod solve;
 
 pub use crate::request::{Candidate, Request};
-pub use degrees::{ClusterFit, Degrees, DegreesThatFit};
+pub use degrees::{ClusterFit, Degrees, FittingDegrees};
 pub use explain::Decision;
 pub use fit::{BatchProposal, Fit};
 pub use groups::GroupProposal;

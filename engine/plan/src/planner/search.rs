@@ -25,7 +25,9 @@ fn all_of(
     memory: MemoryConfig,
     choices: impl Fn(&dyn Technique, &MemoryConfig) -> Vec<MemoryConfig>,
 ) -> Vec<MemoryConfig> {
-    TECHNIQUES.iter().fold(vec![memory], |all, technique| all.iter().flat_map(|m| choices(*technique, m)).collect())
+    TECHNIQUES
+        .iter()
+        .fold(vec![memory], |settings, technique| settings.iter().flat_map(|m| choices(*technique, m)).collect())
 }
 
 /// Locations of weights, gradients and optimizer state. Everything else is open.
@@ -38,12 +40,6 @@ fn kept(memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
     all_of(memory.clone(), |technique, memory| technique.kept(memory, request))
 }
 
-/// The fastest candidate that fits.
-pub(super) fn search(request: &Request, limits: &PhaseLimits) -> Result<Option<Candidate>> {
-    let found = below(request, limits, f64::INFINITY)?;
-    Ok(found.map(|(_, candidate)| candidate))
-}
-
 /// The fastest candidate that fits and costs less than `bound`, and its cost.
 pub(super) fn below(request: &Request, limits: &PhaseLimits, bound: f64) -> Result<Option<(f64, Candidate)>> {
     let mut best: Option<(f64, Candidate)> = None;
@@ -51,8 +47,8 @@ pub(super) fn below(request: &Request, limits: &PhaseLimits, bound: f64) -> Resu
     for memory in placements(request) {
         let most = best.as_ref().map_or(bound, |(cost, _)| *cost);
         let search = PlacementSearch { request, limits, memory, stages: &stages };
-        if let Some(found) = search.best(most)? {
-            best = Some(found);
+        if let Some(candidate) = search.best(most)? {
+            best = Some(candidate);
         }
     }
     Ok(best)
@@ -110,7 +106,7 @@ struct ChunkSizes {
 impl PlacementSearch<'_> {
     /// A plan as the stages have it, where layers are divided; as one device has it elsewhere.
     fn divided(&self, plan: &Plan) -> StagePlans<'_> {
-        self.stages.unlike(&self.request.workload, plan)
+        self.stages.distinct(&self.request.workload, plan)
     }
 
     fn contexts<'p>(&'p self, plans: &'p StagePlans<'_>) -> impl Iterator<Item = Context<'p>> {
@@ -118,7 +114,7 @@ impl PlacementSearch<'_> {
         plans.contexts(workload, profile, parallel)
     }
 
-    /// Whether phases keep within the limits on every stage.
+    /// True if phases keep within the limits on every stage.
     fn hold(&self, plans: &StagePlans<'_>, phases: impl Fn(&Context<'_>) -> Vec<PhaseEstimate>) -> bool {
         let mut each = self.contexts(plans);
         each.all(|ctx| phases(&ctx).iter().all(|phase| self.limits.hold(phase)))
@@ -129,7 +125,7 @@ impl PlacementSearch<'_> {
         self.contexts(plans).map(|ctx| of(&ctx)).fold(0.0, f64::max)
     }
 
-    /// The same of the policy, and of the critic where there is one.
+    /// Seconds of the slowest stage for the policy, and for the critic if there is one.
     fn seconds_of_both(&self, plans: &StagePlans<'_>, of: fn(&Context<'_>) -> f64) -> f64 {
         let critics = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |critic| of(&critic));
         self.seconds(plans, of) + self.seconds(plans, critics)
@@ -158,8 +154,7 @@ impl PlacementSearch<'_> {
             return Ok(None);
         }
         let rows = self.rows(&mut plans);
-        let found = self.backward(&rows, fixed + rollout, most / penalty)?;
-        Ok(found.map(|(seconds, memory)| {
+        Ok(self.backward(&rows, fixed + rollout, most / penalty)?.map(|(seconds, memory)| {
             let candidate = Candidate { memory, max_num_seqs: seqs };
             (seconds * penalty, candidate)
         }))
@@ -186,13 +181,13 @@ impl PlacementSearch<'_> {
         let base = &self.request.memory;
         let scores = w.policy_scores() || w.reference || w.critic.is_some();
         let budgets = if scores {
-            let own = self.request.parallel.sequences(w.scored_sequences());
-            tokens(base.score_tokens, w.scored_length(), own)
+            let sequences = self.request.parallel.sequences(w.scored_sequences());
+            tokens(base.score_tokens, w.scored_length(), sequences)
         } else {
             // nothing is scored
             vec![base.score_tokens]
         };
-        let mut all = Vec::new();
+        let mut sizes = Vec::new();
         for head in head_rows(base.head_rows) {
             for attention in attention_rows(base.attention_rows, w.longest_pass()) {
                 let mut best: Option<ChunkSizes> = None;
@@ -211,10 +206,10 @@ impl PlacementSearch<'_> {
                         best = Some(ChunkSizes { head, attention, score_tokens, seconds });
                     }
                 }
-                all.extend(best);
+                sizes.extend(best);
             }
         }
-        all
+        sizes
     }
 
     /// The fastest training pass that fits, after `before` seconds of other phases.
@@ -262,8 +257,8 @@ impl PlacementSearch<'_> {
             plans.change(|plan| self.set(plan, r, train_tokens));
             let phases = |ctx: &Context<'_>| {
                 let mut phases = vec![ctx.backward(), ctx.optimizer()];
-                phases.extend(ctx.of_critic());
-                phases.extend(ctx.of_warm_up());
+                phases.extend(ctx.critic_phases());
+                phases.extend(ctx.warm_up_phases());
                 phases
             };
             if self.hold(plans, phases) {
@@ -274,11 +269,11 @@ impl PlacementSearch<'_> {
         Ok(None)
     }
 
-    /// What the segments of the policy and of the critic add up to, of each stage.
+    /// Segment totals of the policy and the critic on each stage.
     fn totals(&self, plans: &StagePlans<'_>) -> Vec<(SegmentTotals, Option<SegmentTotals>)> {
         let each = self.contexts(plans).map(|ctx| {
             let critic = ctx.critic();
-            (SegmentTotals::of(&ctx), critic.as_ref().map(SegmentTotals::of))
+            (SegmentTotals::new(&ctx), critic.as_ref().map(SegmentTotals::new))
         });
         each.collect()
     }
@@ -286,10 +281,9 @@ impl PlacementSearch<'_> {
     /// Seconds of the training passes, given what segments add up to.
     fn training_seconds(&self, plans: &StagePlans<'_>, totals: &[(SegmentTotals, Option<SegmentTotals>)]) -> f64 {
         let [mut policy, mut critics] = [0.0_f64; 2];
-        for (ctx, (own, critic)) in self.contexts(plans).zip(totals) {
-            policy = policy.max(seconds::backward(&ctx, own));
-            let critic = ctx.critic().zip(critic.as_ref());
-            let critic = critic.map_or(0.0, |(c, totals)| seconds::backward(&c, totals));
+        for (ctx, (policy_totals, critic)) in self.contexts(plans).zip(totals) {
+            policy = policy.max(seconds::backward(&ctx, policy_totals));
+            let critic = ctx.critic().zip(critic.as_ref()).map_or(0.0, |(c, totals)| seconds::backward(&c, totals));
             critics = critics.max(critic);
         }
         policy + critics
@@ -302,9 +296,9 @@ impl PlacementSearch<'_> {
             model.attention_rows = attention;
             model.score_tokens = score_tokens;
         }
-        let own = self.request.memory.reference.score_tokens;
-        if let (Some(own), Some(model)) = (own, plan.models.get_mut(&Role::Reference)) {
-            model.score_tokens = own;
+        let score_tokens = self.request.memory.reference.score_tokens;
+        if let (Some(score_tokens), Some(model)) = (score_tokens, plan.models.get_mut(&Role::Reference)) {
+            model.score_tokens = score_tokens;
         }
         if let Some(model) = plan.models.get_mut(&Role::Critic) {
             self.limit_critic(model);

@@ -7,7 +7,7 @@ use crate::request::{Candidate, Request};
 use crate::{Error, Plan, Result};
 use firebrick_spec::Category;
 
-/// What went wrong under a plan.
+/// The failure of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
     /// The phase that ran out of memory, as the estimate has it; any where absent.
@@ -19,7 +19,7 @@ pub struct Failure {
 }
 
 /// Share of the failed plan's predicted bytes that the next one has to save at least: of those that plans decide about.
-const STEP_DOWN: f64 = 0.1;
+const MIN_SAVING: f64 = 0.1;
 
 impl Request {
     /// The plan that the settings spell out, with its estimate, whether it fits or not.
@@ -34,11 +34,11 @@ impl Request {
     /// The plan with the least estimated time that fits.
     ///
     /// # Errors
-    /// `Error::Infeasible` where no plan fits, with what would help; `Error::Config` for settings that give no plan,
+    /// `Error::Infeasible` if no plan fits, with what would help; `Error::Config` for settings that give no plan,
     /// and `Error::Plan` also for tensors that the device cannot hold in one piece.
     pub fn fit(&self) -> Result<Fit> {
-        match search::search(&self.within_buffers(), &self.limits())? {
-            Some(best) => self.fit_candidate(best),
+        match search::below(&self.within_buffers(), &self.limits(), f64::INFINITY)? {
+            Some((_, best)) => self.fit_candidate(best),
             None => Err(Error::Infeasible(Box::new(advice::explain(self)?))),
         }
     }
@@ -48,7 +48,7 @@ impl Request {
     /// too low.
     ///
     /// # Errors
-    /// `Error::Infeasible` where no plan is predicted to need that little, with what would help; the others as in
+    /// `Error::Infeasible` if no plan is predicted to need that little, with what would help; the others as in
     /// [`Self::fit`].
     pub fn next_cheaper(&self, current: &Plan, failure: &Failure) -> Result<Fit> {
         let failed = self.estimate(current);
@@ -59,7 +59,7 @@ impl Request {
             .and_then(|p| p.categories.get(&Category::Overhead).copied())
             .unwrap_or(0);
         let decided = predicted.saturating_sub(of_no_plan);
-        let below = predicted - (decided as f64 * STEP_DOWN) as u64;
+        let below = predicted - (decided as f64 * MIN_SAVING) as u64;
         let bound = match (failure.used, failure.limit) {
             (Some(used), Some(limit)) if used > 0 => below.min((limit as f64 * predicted as f64 / used as f64) as u64),
             (_, Some(limit)) => below.min(limit),
@@ -70,8 +70,8 @@ impl Request {
             Some(phase) => limits.phase = Some((phase.name, bound)),
             None => limits.device = limits.device.min(bound),
         }
-        match search::search(&self.within_buffers(), &limits)? {
-            Some(best) => self.fit_candidate(best),
+        match search::below(&self.within_buffers(), &limits, f64::INFINITY)? {
+            Some((_, best)) => self.fit_candidate(best),
             None => {
                 let mut tighter = self.clone();
                 tighter.budget = Some((bound as f64 / (1.0 - self.memory.margin)) as u64);

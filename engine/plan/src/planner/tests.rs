@@ -38,7 +38,7 @@ fn request(arch: Arch, backend: Backend) -> Request {
     }
 }
 
-/// The same beside a critic of the policy's body.
+/// Adds a critic with the policy's body.
 fn with_critic(mut request: Request) -> Request {
     request.workload.critic = Some(CriticWork {
         arch: request.workload.arch.clone().with_value_head(),
@@ -67,21 +67,21 @@ fn infeasible(error: Error) -> Infeasible {
 #[test]
 fn other_groups_are_proposed_at_as_many_rollouts() {
     let free = request(arch(8, 512, 32_000), Backend::Cuda);
-    let all = free.fit().expect("fits").groups(&free).expect("groups");
-    let sizes: Vec<u64> = all.iter().map(|own| own.group_size).collect();
+    let proposals = free.fit().expect("fits").groups(&free).expect("groups");
+    let sizes: Vec<u64> = proposals.iter().map(|proposal| proposal.group_size).collect();
     assert_eq!(sizes, [2, 4, 16, 32]);
-    for own in &all {
-        assert_eq!(own.group_size * own.prompts, free.workload.rollouts());
-        assert!(own.fits && own.max_num_seqs.is_multiple_of(own.group_size));
+    for proposal in &proposals {
+        assert_eq!(proposal.group_size * proposal.prompts, free.workload.rollouts());
+        assert!(proposal.fits && proposal.max_num_seqs.is_multiple_of(proposal.group_size));
     }
     // prompts are run once a group
-    assert!(all[3].seconds < all[0].seconds);
-    let peak = all.iter().map(|own| own.peak_bytes).min().expect("some");
+    assert!(proposals[3].seconds < proposals[0].seconds);
+    let peak = proposals.iter().map(|proposal| proposal.peak_bytes).min().expect("some");
     let mut tight = free.clone();
     let fit = free.fit().expect("fits");
     tight.budget = Some(peak / 2);
     let tight = fit.groups(&tight).expect("groups");
-    assert!(tight.iter().all(|own| !own.fits), "half of the least is too little");
+    assert!(tight.iter().all(|proposal| !proposal.fits), "half of the least is too little");
 
     let mut alone = free;
     alone.workload.group = 1;
@@ -158,7 +158,7 @@ fn the_peak_stays_below_the_budget_by_the_margin() {
 #[test]
 fn a_model_larger_than_the_device_streams() {
     let model = rules::public("Qwen2.5-7B").expect("known");
-    let weights = 4 * Sizes::of(&model, None).total();
+    let weights = 4 * Sizes::new(&model, None).total();
     let fit = within(request(model, Backend::Cuda), 48 * GIB).fit().expect("fits");
     let state = 4 * weights;
     assert!(state > 48 * GIB && fit.estimate.peak_bytes < 48 * GIB);
@@ -199,8 +199,7 @@ fn a_budget_bounds_each_of_several_devices() {
     alone.host_budget = Some(16 * GIB);
     infeasible(alone.fit().expect_err("policy, reference and gradients are 28 GiB each, and the host holds 16"));
     let fsdp = Parallel { data: 16, zero: Zero::Stage3, ..Parallel::default() };
-    let shared = alone.spread(fsdp).expect("divides");
-    let fit = shared.fit().expect("fits");
+    let fit = alone.spread(fsdp).expect("divides").fit().expect("fits");
     assert!(fit.estimate.peak_bytes <= 80 * GIB * 9 / 10);
     assert_eq!(fit.batch.effective_batch, 64);
     assert_eq!(fit.batch.micro_batch * fit.batch.accumulation, 4);
@@ -209,11 +208,11 @@ fn a_budget_bounds_each_of_several_devices() {
 #[test]
 fn where_nothing_fits_it_says_by_how_much_and_what_would() {
     let tight = within(request(arch(16, 1024, 150_000), Backend::Cpu), 2 * GIB);
-    let found = infeasible(tight.fit().expect_err("nothing fits"));
-    let over = found.over_by().expect("the device's budget is what is missing");
+    let infeasible_plan = infeasible(tight.fit().expect_err("nothing fits"));
+    let over = infeasible_plan.over_by().expect("the device's budget is what is missing");
     assert!(over > 0);
-    assert!(!found.advice.is_empty());
-    let budget = found.advice.last().expect("a budget");
+    assert!(!infeasible_plan.advice.is_empty());
+    let budget = infeasible_plan.advice.last().expect("a budget");
     let enough: crate::size::Bytes =
         budget.strip_prefix("a budget of ").expect("the last line").parse().expect("a size");
     let fit = within(tight.clone(), enough.0).fit();
@@ -227,8 +226,8 @@ fn advice_holds() {
     let free = request(arch(8, 512, 32_000), Backend::Cpu);
     let smallest = search::smallest(&free).expect("searches").expect("some").0;
     let tight = within(free, (smallest as f64 * 1.05) as u64);
-    let found = infeasible(tight.fit().expect_err("the margin is missing"));
-    let response = found.advice.iter().find_map(|a| a.strip_prefix("rollout.response_length="));
+    let infeasible_plan = infeasible(tight.fit().expect_err("the margin is missing"));
+    let response = infeasible_plan.advice.iter().find_map(|a| a.strip_prefix("rollout.response_length="));
     if let Some(length) = response {
         let mut shorter = tight;
         shorter.workload.response_length = length.parse().expect("a number");
@@ -273,8 +272,7 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
         (r#"{"parallel": {"data": 1, "tensor": 2}}"#, "memory.tensor_model_parallel_size is 1; set it to 2"),
         (r#"{"parallel": {"data": 2, "rollout_tensor": 2}}"#, "rollout.tensor_model_parallel_size is 1; set it to 2"),
     ] {
-        let found = Plan::from_json(text, path, &alone);
-        let message = found.expect_err("refused").to_string();
+        let message = Plan::from_json(text, path, &alone).expect_err("refused").to_string();
         assert!(message.contains(expected), "{message}");
     }
 }
@@ -295,12 +293,12 @@ fn settings_of_a_fit_spell_out_the_same_plan() {
 fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
     let free = with_critic(request(arch(8, 512, 32_000), Backend::Cuda));
     let alone = request(arch(8, 512, 32_000), Backend::Cuda).as_configured();
-    let (alone, both) = (alone.expect("plans"), free.as_configured().expect("plans"));
+    let (alone, with_critic) = (alone.expect("plans"), free.as_configured().expect("plans"));
     for phase in &alone.estimate.phases {
-        let beside = both.estimate.phase(phase.name).expect("the same phases");
+        let beside = with_critic.estimate.phase(phase.name).expect("the same phases");
         assert!(beside.total_bytes > phase.total_bytes, "{}", phase.name);
     }
-    assert!(both.estimate.seconds.total() > alone.estimate.seconds.total());
+    assert!(with_critic.estimate.seconds.total() > alone.estimate.seconds.total());
 
     let mut limited = within(free, 3 * GIB);
     limited.memory.critic.set_size("train_tokens", Some(512));
@@ -321,8 +319,8 @@ fn cases() -> impl Iterator<Item = fastrand::Rng> {
 }
 
 fn any_backend(rng: &mut fastrand::Rng) -> Backend {
-    let all = [Backend::Cpu, Backend::Cuda, Backend::Metal];
-    rng.choice(all).expect("some")
+    let backends = [Backend::Cpu, Backend::Cuda, Backend::Metal];
+    rng.choice(backends).expect("some")
 }
 
 #[test]
@@ -334,12 +332,10 @@ fn a_larger_budget_never_gives_a_slower_plan() {
         if rng.bool() {
             free = with_critic(free);
         }
-        let smallest = search::smallest(&free).expect("searches");
-        let smallest = smallest.expect("some").0 as f64;
+        let smallest = search::smallest(&free).expect("searches").expect("some").0 as f64;
         let fitted = |share: f64| {
             let budget = (smallest * share / (1.0 - free.memory.margin)) as u64 + 1;
-            let fit = within(free.clone(), budget).fit();
-            fit.expect("no less than the smallest")
+            within(free.clone(), budget).fit().expect("no less than the smallest")
         };
         let shares = [(); 2].map(|()| 1.0 + 5.0 * rng.f64());
         let (less, more) = (shares[0].min(shares[1]), shares[0].max(shares[1]));
@@ -357,12 +353,11 @@ fn below_the_smallest_nothing_fits_and_above_it_something_does() {
     for mut rng in cases() {
         let arch = arch(rng.usize(2..8), 128 * rng.usize(1..4), 8192);
         let free = request(arch, any_backend(&mut rng));
-        let smallest = search::smallest(&free).expect("searches");
-        let whole = smallest.expect("some").0 as f64 / (1.0 - free.memory.margin);
+        let whole = search::smallest(&free).expect("searches").expect("some").0 as f64 / (1.0 - free.memory.margin);
         assert!(within(free.clone(), whole as u64 + 2).fit().is_ok());
         let small = within(free, (whole * 0.95) as u64).fit();
-        let found = infeasible(small.expect_err("too small"));
-        assert!(found.over_by().expect("by how much") > 0);
+        let infeasible_plan = infeasible(small.expect_err("too small"));
+        assert!(infeasible_plan.over_by().expect("by how much") > 0);
     }
 }
 
@@ -379,7 +374,7 @@ fn a_phase_never_needs_less_with_longer_completions_or_more_rows() {
         long.memory.train_tokens *= 2;
         long.memory.score_tokens *= 2;
         long.memory.head_rows *= 2;
-        let [short, long] = [short, long].map(|own| own.as_configured().expect("plans"));
+        let [short, long] = [short, long].map(|request| request.as_configured().expect("plans"));
         for (a, b) in short.estimate.phases.iter().zip(&long.estimate.phases) {
             assert!(a.total_bytes <= b.total_bytes, "{}", a.name);
         }

@@ -48,11 +48,8 @@ impl Technique for ActivationOffload {
         and(memory, |m| m.activation_offload = true)
     }
 
-    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
-        used.memory
-            .activation_offload
-            .then(|| used.explained("checkpointed activations are offloaded to the host", &self.keys()[..1], undo))
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
+        used.memory.activation_offload.then_some("checkpointed activations are offloaded to the host")
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -24,11 +24,13 @@ impl Technique for AttentionRows {
         plan.attention_rows = memory.attention_rows;
     }
 
-    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
-        let (rows, most) = (used.memory.attention_rows, request.memory.attention_rows);
-        (rows != most && rows > 0).then(|| {
-            used.explained("attention takes fewer queries at a time", self.keys(), |c| c.memory.attention_rows = most)
-        })
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
+        let rows = used.memory.attention_rows;
+        (rows != request.memory.attention_rows && rows > 0).then_some("attention takes fewer queries at a time")
+    }
+
+    fn undo(&self, used: &mut Candidate, request: &Request) {
+        used.memory.attention_rows = request.memory.attention_rows;
     }
 }
 

@@ -99,42 +99,45 @@ impl Technique for Checkpointing {
         let layers = request.workload.arch.num_layers;
         let on = MemoryConfig { gradient_checkpointing: true, ..memory.clone() };
         let every = LAYERS.into_iter().filter(|&every| every == 1 || every <= layers / 2);
-        let mut all: Vec<MemoryConfig> =
+        let mut settings: Vec<MemoryConfig> =
             every.map(|checkpoint_every| MemoryConfig { checkpoint_every, ..on.clone() }).collect();
-        all.push(MemoryConfig { recompute_granularity: Granularity::Half, ..on.clone() });
+        settings.push(MemoryConfig { recompute_granularity: Granularity::Half, ..on.clone() });
         let frees = memory.zero() == Zero::Stage3 && memory.reshard_after_forward;
         // weights that come and go leave no graph behind
         if memory.param_offload != ParamOffload::Streamed && !frees {
-            all.push(memory.clone());
-            all.extend(SHARES.map(|ratio| MemoryConfig { checkpoint_ratio: Some(ratio), ..on.clone() }));
+            settings.push(memory.clone());
+            settings.extend(SHARES.map(|ratio| MemoryConfig { checkpoint_ratio: Some(ratio), ..on.clone() }));
         }
-        all
+        settings
     }
 
-    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        let memory = &used.memory;
-        let chosen = match (memory.recompute_granularity, memory.checkpoint_ratio) {
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
+        let what = "segments keep their inputs and are recomputed in the backward pass";
+        used.memory.gradient_checkpointing.then_some(what)
+    }
+
+    fn used_keys(&self, used: &Candidate) -> Vec<&'static str> {
+        let chosen = match (used.memory.recompute_granularity, used.memory.checkpoint_ratio) {
             (Granularity::Half, _) => "memory.recompute_granularity",
             (_, Some(_)) => "memory.checkpoint_ratio",
             _ => "memory.checkpoint_every",
         };
-        let what = "segments keep their inputs and are recomputed in the backward pass";
-        let undo = |c: &mut Candidate| {
-            let memory = &mut c.memory;
-            self.turn_off(memory);
-            memory.activation_offload = false;
-            memory.activation_offload_group = 1;
-            if memory.param_offload == ParamOffload::Streamed {
-                memory.param_offload = ParamOffload::None;
-                memory.order = Order::MicroMajor;
-            }
-            if memory.zero() == Zero::Stage3 {
-                // a kept graph holds on to gathered weights
-                memory.reshard_after_forward = false;
-            }
-        };
-        let keys = ["memory.gradient_checkpointing", chosen];
-        memory.gradient_checkpointing.then(|| used.explained(what, &keys, undo))
+        vec!["memory.gradient_checkpointing", chosen]
+    }
+
+    fn undo(&self, used: &mut Candidate, _: &Request) {
+        let memory = &mut used.memory;
+        self.turn_off(memory);
+        memory.activation_offload = false;
+        memory.activation_offload_group = 1;
+        if memory.param_offload == ParamOffload::Streamed {
+            memory.param_offload = ParamOffload::None;
+            memory.order = Order::MicroMajor;
+        }
+        if memory.zero() == Zero::Stage3 {
+            // a kept graph holds on to gathered weights
+            memory.reshard_after_forward = false;
+        }
     }
 }
 

@@ -19,11 +19,14 @@ impl Technique for ConcurrentSequences {
         &["rollout.max_num_seqs"]
     }
 
-    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
         let workload = &request.workload;
-        let most = request.max_num_seqs;
         let step = request.parallel.sampling().sequences(workload.prompts) * workload.group;
-        (workload.samples() && (used.max_num_seqs as u64) < (most as u64).min(step))
-            .then(|| used.explained("fewer sequences sampled at a time", self.keys(), |c| c.max_num_seqs = most))
+        let is_fewer = (used.max_num_seqs as u64) < (request.max_num_seqs as u64).min(step);
+        (workload.samples() && is_fewer).then_some("fewer sequences sampled at a time")
+    }
+
+    fn undo(&self, used: &mut Candidate, request: &Request) {
+        used.max_num_seqs = request.max_num_seqs;
     }
 }

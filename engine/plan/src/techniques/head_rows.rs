@@ -27,10 +27,12 @@ impl Technique for HeadRows {
         at_least_one_in_plan("head_rows", plan.head_rows)
     }
 
-    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
-        let most = request.memory.head_rows;
-        (used.memory.head_rows < most)
-            .then(|| used.explained("the head takes fewer rows at a time", self.keys(), |c| c.memory.head_rows = most))
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
+        (used.memory.head_rows < request.memory.head_rows).then_some("the head takes fewer rows at a time")
+    }
+
+    fn undo(&self, used: &mut Candidate, request: &Request) {
+        used.memory.head_rows = request.memory.head_rows;
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -42,12 +42,14 @@ impl Technique for TrainTokens {
         at_least_one_in_plan("train_tokens", plan.train_tokens)
     }
 
-    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
-        let most = request.memory.train_tokens;
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
         let step = share(request, request.workload.mini_rollouts());
-        ((used.memory.train_tokens as u64) < step.min(most as u64)).then(|| {
-            used.explained("smaller training micro-batches", &self.keys()[..1], |c| c.memory.train_tokens = most)
-        })
+        let most = step.min(request.memory.train_tokens as u64);
+        ((used.memory.train_tokens as u64) < most).then_some("smaller training micro-batches")
+    }
+
+    fn undo(&self, used: &mut Candidate, request: &Request) {
+        used.memory.train_tokens = request.memory.train_tokens;
     }
 }
 
@@ -72,12 +74,14 @@ impl Technique for ScoreTokens {
         at_least_one_in_plan("score_tokens", plan.score_tokens)
     }
 
-    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
-        let most = request.memory.score_tokens;
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
         let step = share(request, request.workload.scored_sequences());
-        ((used.memory.score_tokens as u64) < step.min(most as u64)).then(|| {
-            used.explained("smaller scoring micro-batches", &self.keys()[..1], |c| c.memory.score_tokens = most)
-        })
+        let most = step.min(request.memory.score_tokens as u64);
+        ((used.memory.score_tokens as u64) < most).then_some("smaller scoring micro-batches")
+    }
+
+    fn undo(&self, used: &mut Candidate, request: &Request) {
+        used.memory.score_tokens = request.memory.score_tokens;
     }
 }
 

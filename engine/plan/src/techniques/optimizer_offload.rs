@@ -35,30 +35,33 @@ impl Technique for OptimizerOffload {
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
-        let mut all = vec![memory.clone()];
+        let mut settings = vec![memory.clone()];
         if request.profile.is_unified() {
-            return all;
+            return settings;
         }
         let with = |optimizer_offload, offload_fraction| MemoryConfig {
             optimizer_offload,
             offload_fraction,
             ..memory.clone()
         };
-        all.extend([with(Offload::Cpu, 0.5), with(Offload::Cpu, 1.0)]);
+        settings.extend([with(Offload::Cpu, 0.5), with(Offload::Cpu, 1.0)]);
         if !memory.step_in_backward {
-            all.push(with(Offload::Idle, 1.0));
+            settings.push(with(Offload::Idle, 1.0));
         }
-        all
+        settings
     }
 
-    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        let what = match used.memory.optimizer_offload {
-            Offload::None => return None,
-            Offload::Cpu => "the host keeps the moments and computes the update",
-            Offload::Idle => "moments are offloaded to the host between updates",
-        };
-        let keys = if used.memory.offload_fraction < 1.0 { self.keys() } else { &self.keys()[..1] };
-        Some(used.explained(what, keys, |c| self.turn_off(&mut c.memory)))
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
+        match used.memory.optimizer_offload {
+            Offload::None => None,
+            Offload::Cpu => Some("the host keeps the moments and computes the update"),
+            Offload::Idle => Some("moments are offloaded to the host between updates"),
+        }
+    }
+
+    fn used_keys(&self, used: &Candidate) -> Vec<&'static str> {
+        let count = if used.memory.offload_fraction < 1.0 { 2 } else { 1 };
+        self.keys()[..count].to_vec()
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -11,7 +11,6 @@ impl MomentKind {
     const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Block8];
 
     /// Bytes of both moments of `parameters` parameters.
-    #[must_use]
     pub fn bytes(self, parameters: u64) -> u64 {
         match self {
             Self::F32 => 8 * parameters,
@@ -52,7 +51,6 @@ impl MomentKind {
 
     /// Factor of a step's seconds in the search: moments of fewer bits change results a little, so they are taken only
     /// where exact ways to save as much cost more than that.
-    #[must_use]
     pub fn penalty(self) -> f64 {
         match self {
             Self::F32 => 1.0,
@@ -79,11 +77,12 @@ impl Technique for OptimizerPrecision {
         formats.map(|moments| MemoryConfig { moments, ..memory.clone() }).collect()
     }
 
-    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
-        let moments = request.memory.moments;
-        (used.memory.moments != moments).then(|| {
-            used.explained("moments are stored in a smaller type", self.keys(), |c| c.memory.moments = moments)
-        })
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
+        (used.memory.moments != request.memory.moments).then_some("moments are stored in a smaller type")
+    }
+
+    fn undo(&self, used: &mut Candidate, request: &Request) {
+        used.memory.moments = request.memory.moments;
     }
 
     fn examples(&self) -> &'static [&'static str] {

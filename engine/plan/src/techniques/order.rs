@@ -35,10 +35,9 @@ impl Technique for SegmentOrder {
         vec![memory.clone()]
     }
 
-    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
-        (used.memory.order == Order::SegmentMajor)
-            .then(|| used.explained("each segment's weights are fetched once for all micro-batches", self.keys(), undo))
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
+        let what = "each segment's weights are fetched once for all micro-batches";
+        (used.memory.order == Order::SegmentMajor).then_some(what)
     }
 
     fn examples(&self) -> &'static [&'static str] {

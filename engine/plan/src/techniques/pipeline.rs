@@ -10,7 +10,7 @@ impl Technique for Pipeline {
         &["memory.pipeline_model_parallel_size"]
     }
 
-    fn is_of_ranks(&self) -> bool {
+    fn is_parallelism(&self) -> bool {
         true
     }
 

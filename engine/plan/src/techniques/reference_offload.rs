@@ -27,9 +27,8 @@ impl Technique for ReferenceOffload {
         locations.map(with).to_vec()
     }
 
-    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
-        (used.memory.reference.param_offload != ParamOffload::None)
-            .then(|| used.explained("the reference is offloaded to the host", self.keys(), undo))
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
+        let offloads = used.memory.reference.param_offload != ParamOffload::None;
+        offloads.then_some("the reference is offloaded to the host")
     }
 }

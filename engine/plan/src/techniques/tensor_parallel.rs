@@ -9,7 +9,7 @@ impl Technique for TensorParallel {
         &["memory.tensor_model_parallel_size"]
     }
 
-    fn is_of_ranks(&self) -> bool {
+    fn is_parallelism(&self) -> bool {
         true
     }
 

@@ -32,13 +32,14 @@ impl Technique for UpdateInBackward {
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
-        if request.steps_in_backward() { and(memory, |m| m.step_in_backward = true) } else { vec![memory.clone()] }
+        if request.allows_step_in_backward() {
+            and(memory, |m| m.step_in_backward = true)
+        } else {
+            vec![memory.clone()]
+        }
     }
 
-    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
-        used.memory
-            .step_in_backward
-            .then(|| used.explained("each segment is updated as soon as its gradient is complete", self.keys(), undo))
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
+        used.memory.step_in_backward.then_some("each segment is updated as soon as its gradient is complete")
     }
 }

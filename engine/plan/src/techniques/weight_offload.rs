@@ -1,7 +1,16 @@
 //! Weights on the host: in phases that do not use them, or for good with visits of each segment to the device.
 
+use crate::estimate::{Context, Sizes};
 use crate::technique::prelude::*;
 use crate::{ActivationPolicy, Order, ParamOffload};
+
+/// Seconds to copy a model that waits on the host to the device and back, for a phase.
+pub(crate) fn visit_seconds(ctx: &Context<'_>, plan: &ModelPlan, sizes: &Sizes) -> f64 {
+    match plan.idle {
+        Home::Host => ctx.copy((2 * sizes.bytes()) as f64),
+        Home::Device => 0.0,
+    }
+}
 
 pub(crate) struct WeightOffload;
 
@@ -55,29 +64,30 @@ impl Technique for WeightOffload {
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
-        let mut all = vec![memory.clone()];
+        let mut settings = vec![memory.clone()];
         if request.profile.is_unified() {
-            return all;
+            return settings;
         }
         let with = |param_offload| MemoryConfig { param_offload, ..memory.clone() };
-        all.push(with(ParamOffload::Streamed));
+        settings.push(with(ParamOffload::Streamed));
         // a model that is alone is never idle
         if request.workload.reference || request.workload.critic.is_some() {
-            all.push(with(ParamOffload::Idle));
+            settings.push(with(ParamOffload::Idle));
         }
-        all
+        settings
     }
 
-    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        let what = match used.memory.param_offload {
-            ParamOffload::None => return None,
-            ParamOffload::Streamed => "weights are streamed to the device segment by segment",
-            ParamOffload::Idle => "weights are offloaded in phases that do not use them",
-        };
-        Some(used.explained(what, self.keys(), |c| {
-            self.turn_off(&mut c.memory);
-            c.memory.order = Order::MicroMajor;
-        }))
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
+        match used.memory.param_offload {
+            ParamOffload::None => None,
+            ParamOffload::Streamed => Some("weights are streamed to the device segment by segment"),
+            ParamOffload::Idle => Some("weights are offloaded in phases that do not use them"),
+        }
+    }
+
+    fn undo(&self, used: &mut Candidate, _: &Request) {
+        self.turn_off(&mut used.memory);
+        used.memory.order = Order::MicroMajor;
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -12,7 +12,6 @@ impl MemoryConfig {
     }
 
     /// Stage of `ZeRO`; the last one for a number above it, which [`check`](Self::check) refuses.
-    #[must_use]
     pub fn zero(&self) -> Zero {
         Zero::STAGES[usize::from(self.zero_stage).min(Zero::STAGES.len() - 1)]
     }
@@ -25,7 +24,7 @@ impl Technique for Sharding {
         &["memory.zero_stage", "memory.reshard_after_forward"]
     }
 
-    fn is_of_ranks(&self) -> bool {
+    fn is_parallelism(&self) -> bool {
         true
     }
 

@@ -157,7 +157,7 @@ fn a_preset_reaches_precision_and_sampling_and_gives_way_to_what_is_written_and_
     let settled = |mut config: RunConfig, backend| {
         let mut profile = DeviceProfile::assumed(backend);
         profile.capacity_bytes = Some(24 << 30);
-        config.restrict_to(&DeviceAbilities::of(&profile, None));
+        config.restrict_to(&DeviceAbilities::new(&profile, None));
         config
     };
     let share = |config: &RunConfig| config.rollout.gpu_memory_utilization;
@@ -316,13 +316,15 @@ fn an_empty_section_is_the_same_as_none() {
         let with = |section: &str| {
             let overrides = [format!("{section}={{}}")];
             let mut root = mapping(MINIMAL);
-            override_all(&mut root, &overrides).and_then(|()| read(root)).unwrap_or_else(|e| panic!("{section}: {e}"))
+            apply_overrides(&mut root, &overrides)
+                .and_then(|()| read(root))
+                .unwrap_or_else(|e| panic!("{section}: {e}"))
         };
         let expected = if parent.is_empty() { read(mapping(MINIMAL)).unwrap() } else { with(parent) };
-        let found = with(&key.path);
+        let config = with(&key.path);
         let optional_parent = parent == "model" || parent.starts_with("task");
         if !optional_parent {
-            assert_eq!(found, expected, "{}", key.path);
+            assert_eq!(config, expected, "{}", key.path);
             checked += 1;
         }
     }
@@ -379,15 +381,15 @@ fn a_leading_tilde_is_the_home_folder_in_every_path_of_a_configuration() {
         |pointer: &str| pointer.split('/').filter(|key| !key.is_empty() && *key != "*").collect::<Vec<_>>().join(".");
     let paths: Vec<String> = PATHS.iter().map(|(pointer, _)| dotted(pointer)).collect();
     let is_path = |key: &str| {
-        let own =
+        let is_listed =
             paths.iter().any(|path| key == path || key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
-        own || key == "task.rewards.command"
+        is_listed || key == "task.rewards.command"
     };
-    let all = crate::config::keys();
+    let keys = crate::config::keys();
     let text = |key: &&crate::config::Key| {
         !key.is_section && key.values.is_empty() && (key.takes.contains("text") || key.takes.contains("list"))
     };
-    let unknown: Vec<&str> = all
+    let unknown: Vec<&str> = keys
         .iter()
         .filter(text)
         .map(|key| key.path.as_str())
@@ -395,7 +397,7 @@ fn a_leading_tilde_is_the_home_folder_in_every_path_of_a_configuration() {
         .collect();
     assert!(unknown.is_empty(), "neither in PATHS nor in NO_PATHS: {unknown:?}");
     for path in &paths {
-        assert!(all.iter().any(|key| key.path == *path || key.path.starts_with(&format!("{path}."))), "no key {path}");
+        assert!(keys.iter().any(|key| key.path == *path || key.path.starts_with(&format!("{path}."))), "no key {path}");
     }
 }
 
@@ -408,7 +410,7 @@ fn paths_are_resolved_against_the_home_folder_in_whatever_form_they_have() {
                 - {kind: python, file: ~/r.py, python: ~/venv/bin/python}\n";
     let mut root = mapping(text);
     resolve_files(&mut root, Path::new("/base")).unwrap();
-    let found = Value::Object(root);
+    let resolved = Value::Object(root);
     let expected = serde_json::json!({
         "output": format!("{home}/runs/x"),
         "model": {"path": format!("{home}/m"), "tokenizer": "owner/name", "lora": {"path": format!("{home}/a")}},
@@ -422,5 +424,5 @@ fn paths_are_resolved_against_the_home_folder_in_whatever_form_they_have() {
             ],
         },
     });
-    assert_eq!(found, expected);
+    assert_eq!(resolved, expected);
 }

@@ -1,15 +1,15 @@
 use super::*;
 
 fn check(text: &str) -> CheckedFile {
-    CheckedFile::of_text(text, Some(Path::new(".")), &[]).expect("a text")
+    CheckedFile::parse(text, Some(Path::new(".")), &[]).expect("a text")
 }
 
-/// The line and the message of each problem.
-fn found(text: &str) -> Vec<(usize, String)> {
+/// Line and message of each problem.
+fn read_problems(text: &str) -> Vec<(usize, String)> {
     let file = check(text);
     assert_eq!(file.config.is_none(), !file.problems.is_empty());
-    let line = |own: &Problem| own.place.map_or(0, |place| place.line);
-    file.problems.iter().map(|own| (line(own), own.message.clone())).collect()
+    let line = |problem: &Problem| problem.place.map_or(0, |place| place.line);
+    file.problems.iter().map(|problem| (line(problem), problem.message.clone())).collect()
 }
 
 const LEAST: &str = "model: {path: m}\ntask: {kind: arithmetic}\noutput: o\n";
@@ -45,7 +45,7 @@ optim:
   lr: -1
 update: {ppo_mini_batch_size: 5}
 ";
-    let all = found(text);
+    let problems = read_problems(text);
     let expected = [
         (4, "task: unknown key `dificulty`; did you mean `difficulty`?"),
         (6, "unknown key `rolout`; did you mean `rollout`?"),
@@ -58,17 +58,18 @@ update: {ppo_mini_batch_size: 5}
         (16, "optim.lr must be above 0, found -1"),
         (17, "update.ppo_mini_batch_size (5 prompts) must divide"),
     ];
-    let lines: Vec<usize> = all.iter().map(|(line, _)| *line).collect();
-    assert_eq!(lines, expected.map(|(line, _)| line), "{all:#?}");
-    for ((line, said), (_, part)) in all.iter().zip(expected) {
-        assert!(said.contains(part), "{line}: {said:?} has no {part:?}");
+    let lines: Vec<usize> = problems.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, expected.map(|(line, _)| line), "{problems:#?}");
+    for ((line, message), (_, part)) in problems.iter().zip(expected) {
+        assert!(message.contains(part), "{line}: {message:?} has no {part:?}");
     }
 }
 
 #[test]
 fn a_place_is_that_of_the_key_or_of_the_value() {
     let file = check(&format!("{LEAST}rollout: {{nn: 3, top_p: high}}\n"));
-    let columns: Vec<_> = file.problems.iter().map(|own| own.place.map(|place| (place.line, place.column))).collect();
+    let columns: Vec<_> =
+        file.problems.iter().map(|problem| problem.place.map(|place| (place.line, place.column))).collect();
     assert_eq!(columns, [Some((4, 11)), Some((4, 25))]);
 }
 
@@ -92,10 +93,10 @@ fn kinds_of_tasks_and_rewards_are_told_apart() {
         (rows("exact"), "task.rewards must be a list, found the text \"exact\""),
         (rows("[{kind: exact, weight: heavy}]"), "task.rewards.0.weight must be a number"),
     ] {
-        let all = found(&text);
-        assert_eq!(all.len(), 1, "{text}: {all:?}");
-        assert!(all[0].1.contains(part), "{:?} has no {part:?}", all[0]);
-        assert!(all[0].0 >= 3, "{all:?}");
+        let problems = read_problems(&text);
+        assert_eq!(problems.len(), 1, "{text}: {problems:?}");
+        assert!(problems[0].1.contains(part), "{:?} has no {part:?}", problems[0]);
+        assert!(problems[0].0 >= 3, "{problems:?}");
     }
 }
 
@@ -104,42 +105,42 @@ fn keys_that_exclude_each_other_are_shown_where_they_are() {
     let text = format!(
         "{LEAST}memory:\n  gradient_checkpointing: true\n  checkpoint_ratio: 0.5\n  checkpoint_layers: [0]\nsft:\n  steps: 3\n  epochs: 2\nobjective:\n  name: grpo\n  tau_pos: 2.0\n"
     );
-    let all = found(&text);
-    let lines: Vec<usize> = all.iter().map(|(line, _)| *line).collect();
-    assert_eq!(lines.len(), 3, "{all:?}");
-    assert!([6, 7].contains(&lines[0]) && [8, 9, 10].contains(&lines[1]), "{all:?}");
-    assert_eq!(lines[2], 13, "{all:?}");
+    let problems = read_problems(&text);
+    let lines: Vec<usize> = problems.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines.len(), 3, "{problems:?}");
+    assert!([6, 7].contains(&lines[0]) && [8, 9, 10].contains(&lines[1]), "{problems:?}");
+    assert_eq!(lines[2], 13, "{problems:?}");
 }
 
 #[test]
 fn a_mistake_is_not_told_a_second_time_by_what_follows_from_it() {
-    let all = found("model: {pth: m}\ntask: {kind: arithmetic}\noutput: o\n");
-    assert_eq!(all.len(), 1, "{all:?}");
-    let all = found("modle: {path: m}\noutput: o\n");
-    let said: Vec<&str> = all.iter().map(|(_, said)| said.as_str()).collect();
-    assert!(said[0].contains("`model` is missing"), "{said:?}");
-    assert!(said[1].contains("did you mean `model`?") && said.len() == 2, "{said:?}");
+    let problems = read_problems("model: {pth: m}\ntask: {kind: arithmetic}\noutput: o\n");
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    let problems = read_problems("modle: {path: m}\noutput: o\n");
+    let messages: Vec<&str> = problems.iter().map(|(_, message)| message.as_str()).collect();
+    assert!(messages[0].contains("`model` is missing"), "{messages:?}");
+    assert!(messages[1].contains("did you mean `model`?") && messages.len() == 2, "{messages:?}");
 }
 
 #[test]
 fn a_text_that_is_not_yaml_or_no_mapping_says_where() {
-    let all = found("model: [unclosed\noutput: o\n");
-    assert!(all.len() == 1 && all[0].1.contains("is not YAML"), "{all:?}");
-    assert!(all[0].0 > 0, "{all:?}");
-    let twice = found("output: a\nmodel: {path: m}\noutput: b\n");
+    let problems = read_problems("model: [unclosed\noutput: o\n");
+    assert!(problems.len() == 1 && problems[0].1.contains("is not YAML"), "{problems:?}");
+    assert!(problems[0].0 > 0, "{problems:?}");
+    let twice = read_problems("output: a\nmodel: {path: m}\noutput: b\n");
     assert!(twice.len() == 1 && twice[0].0 == 3, "{twice:?}");
-    let all = found("- a\n- b\n");
-    assert!(all[0].1.contains("must be a mapping"), "{all:?}");
+    let problems = read_problems("- a\n- b\n");
+    assert!(problems[0].1.contains("must be a mapping"), "{problems:?}");
 }
 
 #[test]
 fn what_the_command_line_sets_has_no_line() {
     let overrides = ["rollout.n=0".to_owned(), "objective=gpro".to_owned()];
-    let file = CheckedFile::of_text(LEAST, Some(Path::new(".")), &overrides).expect("a text");
-    let all: Vec<&str> = file.problems.iter().map(|own| own.message.as_str()).collect();
-    assert_eq!(all.len(), 2, "{all:?}");
-    assert!(file.problems.iter().all(|own| own.place.is_none()), "{:?}", file.problems);
-    assert!(CheckedFile::of_text(LEAST, Some(Path::new(".")), &["rollout.n".into()]).is_err());
+    let file = CheckedFile::parse(LEAST, Some(Path::new(".")), &overrides).expect("a text");
+    let problems: Vec<&str> = file.problems.iter().map(|problem| problem.message.as_str()).collect();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(file.problems.iter().all(|problem| problem.place.is_none()), "{:?}", file.problems);
+    assert!(CheckedFile::parse(LEAST, Some(Path::new(".")), &["rollout.n".into()]).is_err());
 }
 
 #[test]

@@ -101,9 +101,10 @@ fn what_is_written_back_complete_is_valid() {
 
 /// A number beyond each bound of a key.
 fn beyond(key: &Key) -> Vec<f64> {
-    let bound = |said: &str| key.takes.split(", ").find_map(|part| part.strip_prefix(said)?.trim().parse::<f64>().ok());
+    let bound =
+        |prefix: &str| key.takes.split(", ").find_map(|part| part.strip_prefix(prefix)?.trim().parse::<f64>().ok());
     let steps = [("at least", -1.0), ("at most", 1.0), ("above", 0.0), ("below", 0.0)];
-    steps.iter().filter_map(|(said, step)| Some(bound(said)? + step)).collect()
+    steps.iter().filter_map(|(prefix, step)| Some(bound(prefix)? + step)).collect()
 }
 
 #[test]
@@ -125,7 +126,7 @@ fn numbers_beyond_a_bound_are_refused_with_the_key_in_files_and_in_code() {
 #[test]
 fn every_second_name_that_is_read_is_in_the_schema() {
     let text = schema().to_string();
-    let mut found = 0;
+    let mut count = 0;
     for source in [
         include_str!("../lora.rs"),
         include_str!("../../../objectives/src/advantage/estimator.rs"),
@@ -136,49 +137,49 @@ fn every_second_name_that_is_read_is_in_the_schema() {
         for name in source.split("alias = \"").skip(1) {
             let name = name.split('"').next().unwrap_or_default();
             assert!(text.contains(&format!("\"{name}\"")), "{name}");
-            found += 1;
+            count += 1;
         }
     }
-    assert!(found >= 15, "{found}");
+    assert!(count >= 15, "{count}");
 }
 
-fn key<'k>(all: &'k [Key], path: &str) -> &'k Key {
-    let found = all.iter().find(|key| key.path == path);
-    found.unwrap_or_else(|| panic!("no key {path}"))
+fn key<'k>(keys: &'k [Key], path: &str) -> &'k Key {
+    let key = keys.iter().find(|key| key.path == path);
+    key.unwrap_or_else(|| panic!("no key {path}"))
 }
 
 #[test]
 fn a_key_is_told_with_its_default_its_range_and_its_values() {
-    let all = keys();
-    let n = key(&all, "rollout.n");
+    let keys = keys();
+    let n = key(&keys, "rollout.n");
     assert_eq!((n.takes.as_str(), n.default.as_ref()), ("integer, at least 1", Some(&8.into())));
-    let home = key(&all, "memory.param_offload");
+    let home = key(&keys, "memory.param_offload");
     let names: Vec<&str> = home.values.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["none", "idle", "streamed"]);
     assert!(home.values[2].1.as_ref().is_some_and(|what| what.contains("segment by segment")));
     assert_eq!(home.default, Some("none".into()));
-    assert!(key(&all, "output").is_required && !n.is_required);
-    assert!(key(&all, "memory.reference").is_section);
-    assert!(!key(&all, "model.arch").is_section, "its keys are transformers'");
-    let tau = key(&all, "objective.tau_pos").with.clone();
+    assert!(key(&keys, "output").is_required && !n.is_required);
+    assert!(key(&keys, "memory.reference").is_section);
+    assert!(!key(&keys, "model.arch").is_section, "its keys are transformers'");
+    let tau = key(&keys, "objective.tau_pos").with.clone();
     assert_eq!(tau, Some(("policy_loss".to_owned(), vec!["sapo".to_owned()])));
 }
 
 #[test]
 fn keys_of_some_kinds_of_task_or_reward_say_so() {
-    let all = keys();
-    assert_eq!(key(&all, "task.difficulty").kinds, ["arithmetic"]);
-    assert_eq!(key(&all, "task.rewards.tolerance").kinds, ["number", "math"]);
-    assert!(key(&all, "task.rewards.weight").kinds.is_empty());
-    let kinds = &key(&all, "task.rewards.kind").values;
+    let keys = keys();
+    assert_eq!(key(&keys, "task.difficulty").kinds, ["arithmetic"]);
+    assert_eq!(key(&keys, "task.rewards.tolerance").kinds, ["number", "math"]);
+    assert!(key(&keys, "task.rewards.weight").kinds.is_empty());
+    let kinds = &key(&keys, "task.rewards.kind").values;
     assert!(kinds.len() >= 7, "{kinds:?}");
 }
 
 #[test]
 fn every_key_is_described_and_says_what_it_takes() {
-    let all = keys();
-    assert!(all.len() > 180, "{}", all.len());
-    for key in &all {
+    let keys = keys();
+    assert!(keys.len() > 180, "{}", keys.len());
+    for key in &keys {
         assert!(key.description.len() > 10, "{}: {:?}", key.path, key.description);
         assert!(!key.takes.is_empty(), "{} takes nothing", key.path);
     }

@@ -204,14 +204,14 @@ fn generated_prompts_are_as_long_as_the_longest_that_their_task_names() {
         let task: TaskConfig = serde_json::from_value(config.clone()).expect("a task");
         let task = task.build(Path::new(".")).expect("builds");
         let longest = task.longest().expect("one");
-        let length = |own: &Example| match &own.prompt {
+        let length = |example: &Example| match &example.prompt {
             PromptText::Text(text) => text.len(),
-            PromptText::Chat(messages) => messages.iter().map(|own| own.text().len()).sum(),
+            PromptText::Chat(messages) => messages.iter().map(|message| message.text().len()).sum(),
         };
-        let solution = |own: &Example| own.solution.as_ref().map_or(0, String::len);
-        let all: Vec<Example> = (0..2000).map(|at| task.example(Split::Train, at).expect("an example")).collect();
-        let found = all.iter().map(length).max().expect("some");
-        assert_eq!(found, length(&longest), "{config}");
-        assert!(all.iter().map(solution).max().expect("some") <= solution(&longest), "{config}");
+        let solution = |example: &Example| example.solution.as_ref().map_or(0, String::len);
+        let examples: Vec<Example> = (0..2000).map(|at| task.example(Split::Train, at).expect("an example")).collect();
+        let max = examples.iter().map(length).max().expect("some");
+        assert_eq!(max, length(&longest), "{config}");
+        assert!(examples.iter().map(solution).max().expect("some") <= solution(&longest), "{config}");
     }
 }

@@ -1,44 +1,46 @@
-//! A trend test on what is in use at the end of each step: a leak is a line, not a ratio.
+//! Trend test on the bytes in use at the end of each step: a leak is a line, not a ratio.
 
 use std::collections::BTreeMap;
 
-/// Steps that are not looked at: caches and kernels settle in them.
-const SETTLING: usize = 5;
+/// First steps, which are skipped: caches and kernels settle in them.
+const SETTLING_STEPS: usize = 5;
 
-/// Fewest steps that make a trend.
-const FEWEST: usize = 40;
+/// Minimum steps of a trend.
+const MIN_STEPS: usize = 40;
 
-/// Standard errors that the slope must lie above zero.
-const CERTAINTY: f64 = 8.0;
+/// Minimum slope of a leak, in standard errors.
+const MIN_STANDARD_ERRORS: f64 = 8.0;
 
-/// Growth over the window below this share of what is in use, or below this many bytes, is no leak worth a word.
-const SHARE: f64 = 0.02;
-const LEAST: f64 = 1024.0 * 1024.0;
+/// Minimum growth of a leak over all steps, as a fraction of the bytes in use.
+const MIN_FRACTION: f64 = 0.02;
+
+/// Minimum growth of a leak over all steps, in bytes.
+const MIN_BYTES: f64 = 1024.0 * 1024.0;
 
 /// Bytes in use that grow with the steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leak {
     /// The account that grows most, or `unaccounted`.
     pub category: String,
-    /// Bytes a step.
+    /// Bytes per step.
     pub bytes_per_step: f64,
-    /// Steps that the trend was seen over.
+    /// Steps of the trend.
     pub steps: usize,
 }
 
-/// Readings at the ends of steps, as the sums that a line through them needs: what looks for growth must not grow.
+/// Readings at the ends of steps, as the sums of a linear fit, so that it does not grow itself.
 #[derive(Debug, Default)]
 pub struct Growth {
     total: Line,
     owned: BTreeMap<String, Line>,
     settling: usize,
-    told: bool,
+    reported: bool,
 }
 
 impl Growth {
-    /// Adds a step's reading, and what of it each account holds. Reports a leak once.
+    /// Adds a step's reading, and the bytes of each account. Reports a leak once.
     pub fn add(&mut self, in_use: f64, owned: Vec<(String, f64)>) -> Option<Leak> {
-        if self.settling < SETTLING {
+        if self.settling < SETTLING_STEPS {
             self.settling += 1;
             return None;
         }
@@ -48,15 +50,15 @@ impl Growth {
             self.owned.entry(name).or_default().add(step, bytes);
         }
         let steps = self.total.steps;
-        if self.told || steps < FEWEST || !steps.is_multiple_of(10) {
+        if self.reported || steps < MIN_STEPS || !steps.is_multiple_of(10) {
             return None;
         }
         let trend = self.total.trend(steps);
-        let least = (SHARE * trend.mean).max(LEAST);
-        if trend.slope * (steps as f64) < least || trend.slope < CERTAINTY * trend.error {
+        let least = (MIN_FRACTION * trend.mean).max(MIN_BYTES);
+        if trend.slope * (steps as f64) < least || trend.slope < MIN_STANDARD_ERRORS * trend.error {
             return None;
         }
-        self.told = true;
+        self.reported = true;
         let mut rest = trend.slope;
         let mut most = ("unaccounted".to_owned(), 0.0);
         for (name, line) in &self.owned {
@@ -73,8 +75,7 @@ impl Growth {
     }
 }
 
-/// Sums of a series, counted from its first value so that they keep their digits. A step without a value counts as
-/// zero.
+/// Sums of a series, relative to its first value for precision. A step without a value counts as zero.
 #[derive(Debug, Default)]
 struct Line {
     steps: usize,
@@ -87,7 +88,7 @@ struct Line {
 /// A least-squares line.
 #[derive(Clone, Copy, Debug)]
 struct Trend {
-    /// Change a step.
+    /// Change per step.
     slope: f64,
     /// Standard error of the slope.
     error: f64,
@@ -97,7 +98,7 @@ struct Trend {
 
 impl Line {
     fn add(&mut self, step: usize, value: f64) {
-        // an account that appears late was empty before: its values count from zero
+        // an account that appears late was empty before, so its values count from zero
         let from = *self.first.get_or_insert(if step == 0 { value } else { 0.0 });
         let y = value - from;
         self.steps = step + 1;
@@ -125,7 +126,7 @@ mod tests {
 
     const MIB: f64 = 1024.0 * 1024.0;
 
-    /// What a run reports in `steps` steps, given the bytes of each.
+    /// Report of a run of `steps` steps, given the bytes of each.
     fn run(steps: usize, bytes: impl Fn(usize, f64) -> (f64, f64)) -> Option<Leak> {
         let (mut growth, mut noise) = (Growth::default(), Stream::new(3, 0));
         (0..steps).find_map(|t| {

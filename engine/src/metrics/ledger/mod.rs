@@ -1,4 +1,4 @@
-//! Bytes by phase and category, as measured, and what they say of a run: peaks beside predictions, and growth.
+//! Measured bytes by phase and category: peaks and growth.
 
 mod growth;
 
@@ -19,27 +19,26 @@ use std::sync::Arc;
 pub struct LedgerEntry {
     /// Training step.
     pub step: u64,
-    /// Phase that had just ended.
+    /// Phase that ended.
     pub phase: Phase,
-    /// What was read, with the peak of the phase where one is known.
+    /// Reading, with the peak of the phase if it is known.
     #[serde(flatten)]
     pub reading: Reading,
-    /// Where the peak comes from; `None` without one.
+    /// Source of the peak.
     pub peak_source: Option<PeakSource>,
-    /// What the device's driver had free then; `None` where no driver says (all but CUDA).
+    /// Free bytes of the device according to the driver (CUDA).
     pub driver_free_bytes: Option<u64>,
-    /// What the driver says that the device has; what is not free is used by this program or another.
+    /// Bytes of the device according to the driver (CUDA).
     pub driver_total_bytes: Option<u64>,
-    /// Who held how much, at the end of the phase and at most during it. The rest of what was read belongs to nobody in
-    /// particular: graphs, temporaries, the program.
+    /// Bytes of the accounts, at the end of the phase and at their peak. Other bytes of the reading are graphs,
+    /// temporaries and the program.
     pub accounts: Vec<Balance>,
 }
 
 impl LedgerEntry {
-    /// What the driver says is used on the device, by whomever.
+    /// Used bytes of the device according to the driver, with other programs.
     pub fn driver_used_bytes(&self) -> Option<u64> {
-        let both = self.driver_total_bytes.zip(self.driver_free_bytes);
-        both.map(|(total, free)| total.saturating_sub(free))
+        Some(self.driver_total_bytes?.saturating_sub(self.driver_free_bytes?))
     }
 }
 
@@ -47,14 +46,14 @@ impl LedgerEntry {
 #[derive(Debug)]
 pub struct Ledger {
     peak_bytes: u64,
-    /// Largest bytes by phase.
-    phases: BTreeMap<Phase, u64>,
+    /// Largest bytes by phase in this session.
+    pub(crate) phases: BTreeMap<Phase, u64>,
     device: burn::tensor::Device,
     driver: DriverMemory,
-    /// Tensors live on the counted heap.
+    /// True if tensors are on the counted heap.
     on_host: bool,
     accounts: Arc<Accounts>,
-    /// Phases begin and end in it too.
+    /// Log of all boundaries, including those of phases.
     log: Arc<BoundaryLog>,
     entries: Vec<LedgerEntry>,
     growth: Growth,
@@ -72,7 +71,7 @@ impl Ledger {
             peak_bytes,
             phases: BTreeMap::new(),
             device: device.clone(),
-            driver: DriverMemory::of(device),
+            driver: DriverMemory::new(device),
             on_host: read(device).source == ReadingSource::CountedHeap,
             accounts: Arc::clone(accounts),
             log: Arc::clone(log),
@@ -81,20 +80,20 @@ impl Ledger {
         }
     }
 
-    /// Starts a phase: its peak is counted from here.
+    /// Begins a phase and its peak.
     pub fn begin(&mut self, step: u64, phase: Phase) {
         self.reset_peaks();
         self.log.begin_phase(step, phase.name(), self.now());
     }
 
-    /// Starts the work of a phase again under another plan: its peak is counted from here.
+    /// Restarts a phase and its peak, under another plan.
     pub fn restart(&mut self) {
         self.reset_peaks();
         self.log.restart_phase(self.now());
     }
 
     fn reset_peaks(&mut self) {
-        // what lay between two phases (loading, saving) counts for the run
+        // memory between two phases (loading, saving) counts for the run
         self.absorb_heap();
         allocator::reset_peak();
         self.accounts.reset_peaks();
@@ -104,7 +103,7 @@ impl Ledger {
         counted_heap().filter(|_| self.on_host)
     }
 
-    /// The device's memory without waiting for the device.
+    /// Memory of the device, without waiting for it.
     fn now(&self) -> Option<Reading> {
         self.heap().or_else(|| read_pools(&self.device))
     }
@@ -113,9 +112,9 @@ impl Ledger {
     pub fn end(&mut self, step: u64, phase: Phase) {
         let reading = read(&self.device);
         let known = Some(reading).filter(|reading| reading.source != ReadingSource::None);
-        // the boundary's row, with the peak of the pools
+        // the row of the boundary has the peak of the pools
         let reading = self.log.record(BoundaryKind::End, known).unwrap_or(reading);
-        // what counts against a budget: the heap's peak, or what pools have reserved
+        // bytes that count against a budget: the heap's peak, or the reserved bytes of pools
         let (peak, peak_source) = match (reading.source, self.log.pool_peak()) {
             (ReadingSource::BurnPool, Some(pools)) => (pools.reserved_bytes, Some(PeakSource::PoolAtBoundaries)),
             _ => {
@@ -125,8 +124,8 @@ impl Ledger {
         };
         let driver = self.driver.read();
         self.peak_bytes = self.peak_bytes.max(peak);
-        let most = self.phases.entry(phase).or_default();
-        *most = (*most).max(peak);
+        let phase_peak = self.phases.entry(phase).or_default();
+        *phase_peak = (*phase_peak).max(peak);
         self.entries.push(LedgerEntry {
             step,
             phase,
@@ -138,18 +137,13 @@ impl Ledger {
         });
     }
 
-    /// Largest bytes so far, on the CPU with what was allocated since the last phase.
+    /// Largest bytes so far, on the CPU including the time since the last phase.
     pub fn peak_bytes(&mut self) -> u64 {
         self.absorb_heap();
         self.peak_bytes
     }
 
-    /// Largest bytes of each phase in this session.
-    pub fn phases(&self) -> &BTreeMap<Phase, u64> {
-        &self.phases
-    }
-
-    /// A step is over: its last reading joins the trend. Says what grows, once it has clearly grown.
+    /// Ends a step: adds its last reading to the trend. Returns a leak once it is certain.
     pub fn close_step(&mut self) -> Option<Leak> {
         let last = self.entries.last()?;
         let balances = last.accounts.iter().map(|balance| {

@@ -56,29 +56,29 @@ fn report(rollouts: Vec<Rollout>) -> RolloutReport {
 
 fn step(rollouts: Vec<Rollout>, timings: PhaseTimings) -> Metrics {
     let rollout = Some(report(rollouts));
-    let found = metrics(&StepReport { step: 3, timings, rollout, ..StepReport::default() });
-    assert_described(&found);
-    found
+    let values = metrics(&StepReport { step: 3, timings, rollout, ..StepReport::default() });
+    assert_described(&values);
+    values
 }
 
-fn assert_described(found: &Metrics) {
-    for name in found.keys() {
+fn assert_described(values: &Metrics) {
+    for name in values.keys() {
         assert!(described(name).is_some(), "{name} has no description");
     }
 }
 
-fn close(found: f64, wanted: f64) -> bool {
-    (found - wanted).abs() < 1e-12
+fn close(values: f64, wanted: f64) -> bool {
+    (values - wanted).abs() < 1e-12
 }
 
 #[test]
 fn advantages_are_those_of_scored_tokens() {
     let long = rollout(vec![true, true, true, false], vec![1.0, 1.0, 1.0, 9.0]);
     let short = rollout(vec![true], vec![-3.0]);
-    let found = step(vec![long, short], PhaseTimings::default());
-    assert!(close(found["critic/advantages/mean"], 0.0), "{found:?}");
-    assert!(close(found["critic/advantages/max"], 1.0));
-    assert!(close(found["critic/advantages/min"], -3.0));
+    let values = step(vec![long, short], PhaseTimings::default());
+    assert!(close(values["critic/advantages/mean"], 0.0), "{values:?}");
+    assert!(close(values["critic/advantages/max"], 1.0));
+    assert!(close(values["critic/advantages/min"], -3.0));
     let none = step(vec![rollout(vec![false], vec![2.0])], PhaseTimings::default());
     assert!(!none.contains_key("critic/advantages/mean"));
 }
@@ -89,23 +89,23 @@ fn throughput_is_tokens_by_the_seconds_of_all_phases() {
     timings.add(Phase::Generate, 0.5);
     timings.add(Phase::Generate, 0.5);
     timings.add(Phase::UpdateActor, 1.0);
-    let found = step(vec![rollout(vec![true; 4], vec![0.0; 4])], timings);
-    assert!(close(found["perf/total_num_tokens"], 6.0));
-    assert!(close(found["perf/throughput"], 3.0));
-    assert!(close(found["timing_s/gen"], 1.0));
-    assert!(close(found["timing_per_token_ms/gen"], 250.0));
+    let values = step(vec![rollout(vec![true; 4], vec![0.0; 4])], timings);
+    assert!(close(values["perf/total_num_tokens"], 6.0));
+    assert!(close(values["perf/throughput"], 3.0));
+    assert!(close(values["timing_s/gen"], 1.0));
+    assert!(close(values["timing_per_token_ms/gen"], 250.0));
 }
 
 #[test]
 fn an_update_is_named_by_its_model() {
     let update = UpdateReport::new(0.5);
-    let found = metrics(&StepReport { critic: Some(update.clone()), actor: Some(update), ..StepReport::default() });
-    assert_described(&found);
+    let values = metrics(&StepReport { critic: Some(update.clone()), actor: Some(update), ..StepReport::default() });
+    assert_described(&values);
     for name in ["actor/lr", "critic/lr", "batch/tokens", "batch/critic_tokens"] {
-        assert!(found.contains_key(name), "{name}");
+        assert!(values.contains_key(name), "{name}");
     }
     // no optimizer step, no norm
-    assert!(!found.contains_key("actor/grad_norm"));
+    assert!(!values.contains_key("actor/grad_norm"));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn all_metrics_of_a_step_are_described() {
     let mut memory = StepMemory::new(Vec::new(), None);
     memory.device_used_bytes = Some(1);
     let update = UpdateReport { value_lr: Some(0.1), ..UpdateReport::new(0.5) };
-    let found = metrics(&StepReport {
+    let values = metrics(&StepReport {
         timings,
         rollout: Some(rollout),
         critic: Some(update.clone()),
@@ -142,9 +142,9 @@ fn all_metrics_of_a_step_are_described() {
         memory: Some(memory),
         ..StepReport::default()
     });
-    assert_described(&found);
+    assert_described(&values);
     for name in ["reward/rule/tries/mean", "reward/rule/running_std", "rollout/rerouted", DIFF_MAX, "reward/lost"] {
-        assert!(found.contains_key(name), "{name}");
+        assert!(values.contains_key(name), "{name}");
     }
 }
 
@@ -158,7 +158,7 @@ fn all_metrics_of_a_validation_are_described() {
     };
     let sets = [("math", Some(true)), ("data/stories", None)];
     let samples = sets.into_iter().flat_map(|(set, correct)| [1, 2, 3].map(|i| sample(set, correct, &i.to_string())));
-    let found = validation_metrics(&ValidationReport {
+    let values = validation_metrics(&ValidationReport {
         task: "dataset".into(),
         reward: Some(0.5),
         samples: samples.collect(),
@@ -166,8 +166,8 @@ fn all_metrics_of_a_validation_are_described() {
         unjudged: Some(1),
         ..ValidationReport::default()
     });
-    assert_described(&found);
+    assert_described(&values);
     for name in ["val-core/math/acc/pass@3", "val-aux/math/acc/std@3", "val-core/data/stories/reward/maj@3/mean"] {
-        assert!(found.contains_key(name), "{name}: {found:?}");
+        assert!(values.contains_key(name), "{name}: {values:?}");
     }
 }

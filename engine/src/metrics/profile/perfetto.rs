@@ -1,7 +1,6 @@
-//! Perfetto's trace format: `TracePacket`s of its protocol buffers, with the fields that are written here.
+//! Perfetto's trace format: `TracePacket`s of its protocol buffers, with the fields that are used here.
 //!
-//! A file is a `Trace` message, whose packets are one repeated field: files and parts of files can be put one behind
-//! the other.
+//! A file is a `Trace` message, whose packets are one repeated field: files and parts of files can be concatenated.
 
 use prost::Message;
 
@@ -19,7 +18,7 @@ const SLICE_BEGIN: i32 = 1;
 const SLICE_END: i32 = 2;
 const COUNTER: i32 = 4;
 
-/// A track: a row of the viewer. The others are children of the process's.
+/// A track: a row of the viewer. The track of the process is the parent of all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Track(pub u64);
 
@@ -98,14 +97,14 @@ pub(super) struct CounterDescriptor {
 
 impl TracePacket {
     fn event(nanoseconds: u64, event: TrackEvent) -> Self {
-        Self { timestamp: Some(nanoseconds), track_event: Some(event), ..Self::of_sequence() }
+        Self { timestamp: Some(nanoseconds), track_event: Some(event), ..Self::empty() }
     }
 
-    fn of_sequence() -> Self {
+    fn empty() -> Self {
         Self { trusted_packet_sequence_id: SEQUENCE, ..Self::default() }
     }
 
-    /// The process, which all tracks belong to. The first packet of a file.
+    /// The process of all tracks. The first packet of a file.
     pub fn process(track: Track, name: &str) -> Self {
         Self {
             sequence_flags: Some(SEQ_INCREMENTAL_STATE_CLEARED),
@@ -114,7 +113,7 @@ impl TracePacket {
                 process: Some(ProcessDescriptor { pid: std::process::id() as i32, process_name: name.into() }),
                 ..TrackDescriptor::default()
             }),
-            ..Self::of_sequence()
+            ..Self::empty()
         }
     }
 
@@ -127,7 +126,7 @@ impl TracePacket {
                 parent_uuid: Some(parent.0),
                 ..TrackDescriptor::default()
             }),
-            ..Self::of_sequence()
+            ..Self::empty()
         }
     }
 
@@ -140,7 +139,7 @@ impl TracePacket {
         packet
     }
 
-    /// A slice begins; `flops`, where they are counted, are shown with it.
+    /// Begins a slice, which shows `flops` if they are counted.
     pub fn begin(track: Track, at: u64, name: String, category: &str, flops: f64) -> Self {
         let flops = (flops > 0.0).then(|| DebugAnnotation { name: Some("flops".into()), double_value: Some(flops) });
         let event = TrackEvent {
@@ -154,7 +153,7 @@ impl TracePacket {
         Self::event(at, event)
     }
 
-    /// The innermost open slice of a track ends.
+    /// Ends the innermost open slice of a track.
     pub fn end(track: Track, at: u64) -> Self {
         let event = TrackEvent { r#type: SLICE_END, track_uuid: track.0, ..TrackEvent::default() };
         Self::event(at, event)

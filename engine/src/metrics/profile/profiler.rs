@@ -1,4 +1,4 @@
-//! What traces steps of a run.
+//! Profiler of steps of a run.
 
 use super::tracks::{RecordedStep, head};
 use crate::checkpoint::RunDir;
@@ -21,32 +21,32 @@ use std::time::Instant;
 pub struct Profiler {
     log: Arc<BoundaryLog>,
     steps: Range<u64>,
-    /// The traced step that runs, and when it began.
+    /// The traced step that runs, and its start.
     running: Option<(u64, Instant)>,
-    /// When the first traced step began.
+    /// Start of the first traced step.
     origin: Option<Instant>,
     failed: bool,
 }
 
 impl Profiler {
-    /// The trace's name in the run folder.
+    /// Name of the trace in the run folder.
     pub const FILE: &str = "profile.pftrace";
 
-    /// Traces `wanted` steps of a session that runs those after `left.start` up to `left.end`. The first is left out
-    /// where there are more: kernels are compiled in it, and memory is touched for the first time.
-    pub fn new(log: &Arc<BoundaryLog>, wanted: u64, left: Range<u64>) -> Self {
-        let count = left.end.saturating_sub(left.start);
-        let first = left.start + 1 + u64::from(count > wanted);
+    /// Traces `count` steps of a session that runs those after `remaining.start` up to `remaining.end`. Skips the first
+    /// if there are more: kernels are compiled in it, and memory is touched for the first time.
+    pub fn new(log: &Arc<BoundaryLog>, count: u64, remaining: Range<u64>) -> Self {
+        let is_longer = remaining.end.saturating_sub(remaining.start) > count;
+        let first = remaining.start + 1 + u64::from(is_longer);
         Self {
             log: Arc::clone(log),
-            steps: first..first.saturating_add(wanted),
+            steps: first..first.saturating_add(count),
             running: None,
             origin: None,
             failed: false,
         }
     }
 
-    /// A step begins. Whether it is traced: its boundaries have to be kept then.
+    /// Begins a step. Returns true if it is traced, so that its boundaries are needed.
     pub fn begin_step(&mut self, step: u64) -> bool {
         let traced = self.steps.contains(&step);
         if traced {
@@ -58,7 +58,7 @@ impl Profiler {
         traced
     }
 
-    /// The step is over, or has failed: it is added to the trace. Where that fails the run continues, with a warning.
+    /// Ends a step, which may have failed, and adds it to the trace. If that fails, the run continues with a warning.
     pub fn end_step(&mut self, run: &RunDir) {
         let (Some((step, began)), Some(origin)) = (self.running.take(), self.origin) else {
             return;

@@ -1,4 +1,4 @@
-//! What was recorded of a step as Perfetto's tracks.
+//! Perfetto tracks of a recorded step.
 
 use super::perfetto::{Trace, TracePacket, Track};
 use crate::executor::{BoundaryKind, BoundaryRow, BoundaryRows};
@@ -19,21 +19,21 @@ const ACCOUNTS: u64 = 16;
 const PASSES: [&str; 7] =
     ["scoring", "segments forward", "head", "segments backward", "recompute", "embedding gradient", "optimizer"];
 
-/// What was recorded of a step.
+/// Records of a step.
 pub(super) struct RecordedStep<'a> {
-    /// The training step.
+    /// Training step.
     pub step: u64,
-    /// Nanoseconds of the trace at which it began.
+    /// Start in nanoseconds of the trace.
     pub began: u64,
-    /// Its seconds.
+    /// Seconds of the step.
     pub seconds: f64,
-    /// Its spans, in the order in which they began.
+    /// Spans in the order of their starts.
     pub spans: &'a [SpanRecord],
-    /// Its boundaries, among those of other steps.
+    /// Boundaries of this and other steps.
     pub boundaries: &'a BoundaryRows,
 }
 
-/// What a trace begins with: the tracks that every one has.
+/// Start of a trace: the tracks that every trace has.
 pub(super) fn head() -> Vec<u8> {
     let packet = vec![
         TracePacket::process(PROCESS, "firebrick"),
@@ -57,17 +57,17 @@ impl RecordedStep<'_> {
         Trace { packet }.encode_to_vec()
     }
 
-    /// Nanoseconds of the trace at so many seconds of the step.
+    /// Nanoseconds of the trace at a time of the step in seconds.
     fn at(&self, seconds: f64) -> u64 {
         self.began + (seconds.clamp(0.0, self.seconds) * 1e9) as u64
     }
 
-    /// The step, its phases in it, and what ran in those, nested.
+    /// Nested slices of the step, its phases and their spans.
     fn slices(&self, packets: &mut Vec<TracePacket>) {
         let end = self.at(self.seconds);
         let mut open = vec![end];
         packets.push(TracePacket::begin(TRAINING, self.began, format!("step {}", self.step), "step", 0.0));
-        // times never run backwards, whatever rounding did to them
+        // times must not decrease by rounding
         let mut last = self.began;
         let mut close = |open: &mut Vec<u64>, depth: usize, packets: &mut Vec<TracePacket>| {
             while open.len() > depth {
@@ -88,7 +88,7 @@ impl RecordedStep<'_> {
         close(&mut open, 0, packets);
     }
 
-    /// What ran between two boundaries of a phase, named by the boundary that it led to.
+    /// Slices between boundaries of a phase, named by the boundary at their end.
     fn segments(&self, rows: &[&(BoundaryRow, Vec<u64>)], packets: &mut Vec<TracePacket>) {
         for pair in rows.windows(2) {
             let (before, row) = (&pair[0].0, &pair[1].0);
@@ -106,7 +106,7 @@ impl RecordedStep<'_> {
         }
     }
 
-    /// Counters: of the device's memory, and of every account that ever held something, where they change.
+    /// Counters of the device's memory and of all accounts, at their changes.
     fn memory(&self, rows: &[&(BoundaryRow, Vec<u64>)], packets: &mut Vec<TracePacket>) {
         let accounts = &self.boundaries.accounts;
         for account in accounts {
@@ -139,11 +139,11 @@ fn account_name(account: Account) -> String {
     format!("memory: {} ({}, {})", account.category.name(), account.model.name(), account.home.name())
 }
 
-/// What kind of span it is: a filter of the viewer.
+/// Category of a span, a filter of the viewer.
 fn category(span: &SpanRecord) -> &'static str {
     match span.name {
         "copy to device" | "copy to host" => "transfer",
-        name if span.depth == 0 && Phase::named(name).is_some() => "phase",
+        name if span.depth == 0 && Phase::from_name(name).is_some() => "phase",
         name if PASSES.contains(&name) => "pass",
         _ => "kernel",
     }
@@ -195,21 +195,21 @@ mod tests {
             span("head", 0.3, 0.4, 1),
             span("copy to host", 0.3, 0.4, 2),
         ];
-        let recorded =
+        let step =
             RecordedStep { step: 4, began: 1000, seconds: 1.0, spans: &spans, boundaries: &BoundaryRows::default() };
-        let trace = Trace::decode(&recorded.encode()[..]).unwrap();
-        let found = slices(&trace.packet, TRAINING);
-        let names: Vec<_> = found.iter().map(|(n, d, _)| (n.as_str(), *d)).collect();
+        let trace = Trace::decode(&step.encode()[..]).unwrap();
+        let recorded = slices(&trace.packet, TRAINING);
+        let names: Vec<_> = recorded.iter().map(|(n, d, _)| (n.as_str(), *d)).collect();
         assert_eq!(
             names,
             [("product", 2), ("gen", 1), ("copy to host", 3), ("head", 2), ("update_actor", 1), ("step 4", 0)]
         );
         let close = |nanoseconds: u64, seconds: f64| (nanoseconds as f64 - seconds * 1e9).abs() < 2.0;
-        assert!(close(found[1].2, 0.2) && close(found[4].2, 0.4) && close(found[5].2, 1.0), "{found:?}");
+        assert!(close(recorded[1].2, 0.2) && close(recorded[4].2, 0.4) && close(recorded[5].2, 1.0), "{recorded:?}");
         let of = |name: &str| {
             let mut events = trace.packet.iter().filter_map(|p| p.track_event.as_ref());
-            let own = events.find(|e| e.name.as_deref() == Some(name));
-            own.map(|e| e.categories[0].clone()).unwrap_or_default()
+            let event = events.find(|e| e.name.as_deref() == Some(name));
+            event.map(|e| e.categories[0].clone()).unwrap_or_default()
         };
         let categories = ["step 4", "gen", "product", "head", "copy to host"].map(of);
         assert_eq!(categories, ["step", "phase", "kernel", "pass", "transfer"]);

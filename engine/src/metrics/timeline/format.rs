@@ -10,13 +10,13 @@ use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// What [`MemoryTimeline::format`] says.
+/// Value of [`MemoryTimeline::format`].
 pub const FORMAT: &str = "firebrick.memory_timeline";
 
-/// The version of the format that is written, and the newest that is read.
+/// Version of the format that is written, and the newest one that is read.
 pub const VERSION: u64 = 1;
 
-/// Why a timeline was written.
+/// Reason for writing a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
@@ -30,43 +30,43 @@ pub enum Reason {
     Failed,
 }
 
-/// A timeline: boundaries, what every account held at them, and what was predicted.
+/// A timeline: boundaries, bytes of all accounts at them, and predictions.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct MemoryTimeline {
     /// [`FORMAT`].
     pub format: String,
     /// [`VERSION`].
     pub version: u64,
-    /// Why it was written.
+    /// Reason for writing it.
     pub reason: Reason,
     /// The error that ended the run.
     pub error: Option<String>,
-    /// The device, as it names itself.
+    /// Device, with its name.
     pub device: String,
-    /// Host and device are one memory: bytes of both homes are bytes of the device.
+    /// True for unified memory: host bytes are bytes of the device.
     pub unified: bool,
-    /// Boundaries at the beginning of the first step that were no longer there.
+    /// Missing boundaries at the beginning of the first step.
     pub dropped: u64,
-    /// Phases, which other columns name by their index here.
+    /// Phases, to which other columns refer by index.
     pub phases: Vec<TimelinePhase>,
-    /// Places, likewise.
+    /// Places, to which other columns refer by index.
     pub places: Vec<BoundaryKind>,
-    /// When what follows was read.
+    /// Boundaries of the readings.
     pub boundaries: Boundaries,
-    /// Who held how much at each boundary.
+    /// Bytes of the accounts at each boundary.
     pub accounts: Vec<AccountBytes>,
-    /// The plans that were in force, and what was predicted of them.
+    /// Plans and their predictions.
     pub plans: Vec<PlannedBytes>,
-    /// The last allocations, where they were traced.
+    /// Trace of the last allocations, if there is one.
     pub trace: Option<TraceTable>,
 }
 
-/// A phase, and which phases of the estimate predict its bytes.
+/// A phase, and the phases of the estimate that predict its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct TimelinePhase {
-    /// Its name, as in `memory.jsonl`.
+    /// Name, as in `memory.jsonl`.
     pub name: String,
-    /// Names among [`PlannedBytes::phases`]: its prediction is the largest of those that are there.
+    /// Names in [`PlannedBytes::phases`], the largest of which is its prediction.
     pub estimates: Vec<EstimatePhase>,
 }
 
@@ -84,12 +84,12 @@ macro_rules! columns {
                 self.lengths()[0].1
             }
 
-            /// Whether there is no row.
+            /// Returns true if there is no row.
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }
 
-            /// Only these rows.
+            /// Selected rows.
             #[must_use]
             pub fn at(&self, rows: &[usize]) -> Self {
                 Self { $($column: rows.iter().map(|&row| self.$column[row]).collect(),)+ }
@@ -116,27 +116,26 @@ columns! {
         segment: Option<u32>,
         /// Seconds since the step began.
         seconds: f64,
-        /// Bytes in use on the device (on the CPU: on the counted heap); none where reading them would wait for the
-        /// device.
+        /// Bytes in use on the device (on the CPU: on the counted heap), unless reading them would wait for the device.
         in_use_bytes: Option<u64>,
-        /// Most bytes in use since the phase began, where the source records it.
+        /// Peak bytes in use since the phase began, if the source records it.
         peak_bytes: Option<u64>,
-        /// Bytes that the pools hold, free pages among them.
+        /// Reserved bytes of the pools, with free pages.
         reserved_bytes: Option<u64>,
     }
 }
 
-/// An account, and what it held at each boundary.
+/// Bytes of an account at each boundary.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct AccountBytes {
-    /// Who.
+    /// Account.
     #[serde(flatten)]
     pub account: Account,
-    /// How much.
+    /// Bytes.
     pub bytes: Vec<u64>,
 }
 
-/// A plan and what is predicted of it.
+/// Prediction of a plan.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PlannedBytes {
     /// Index of the first boundary under this plan.
@@ -148,11 +147,11 @@ pub struct PlannedBytes {
 /// The last allocations and releases.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct TraceTable {
-    /// Where they come from.
+    /// Source of the trace.
     pub source: TraceSource,
-    /// Smaller ones were left out.
+    /// Minimum size of a traced allocation.
     pub least_bytes: u64,
-    /// Older ones, for which there was no room.
+    /// Older events, for which there was no room.
     pub dropped: u64,
     /// Names of functions.
     pub functions: Vec<String>,
@@ -167,21 +166,21 @@ columns! {
     TraceEvents {
         /// 0: an allocation, 1: a release.
         released: u8,
-        /// Number of the allocation, which its release repeats; none of a release whose allocation is not in the trace.
+        /// Number of the allocation, also of its release; `None` of a release whose allocation is not in the trace.
         id: Option<u64>,
         /// Size in bytes.
         bytes: u64,
         /// Step of the boundary before it; 0 before the first.
         step: u64,
-        /// Index of the phase of that boundary; none before the first.
+        /// Index of the phase of that boundary; `None` before the first.
         phase: Option<usize>,
-        /// Index of its place.
+        /// Index of the place of that boundary.
         place: Option<usize>,
-        /// Its segment.
+        /// Segment of that boundary.
         segment: Option<u32>,
-        /// Index of the account, where it is known.
+        /// Index of the account, if known.
         account: Option<usize>,
-        /// Index of the call stack, where it is known.
+        /// Index of the call stack, if known.
         stack: Option<usize>,
     }
 }
@@ -206,7 +205,7 @@ impl MemoryTimeline {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeline`] where there is no run or no timeline in it, or the file is not one that this version reads.
+    /// [`Error::Timeline`] if there is no run or no timeline in it, or the file is invalid.
     pub fn load(run: &Path) -> Result<Self> {
         if !run.is_dir() {
             return Err(bad(run, "there is no such run folder".into()));
@@ -262,7 +261,7 @@ impl MemoryTimeline {
         }
     }
 
-    /// What does not fit together: columns of different lengths, indices of nothing.
+    /// Inconsistency of the columns: different lengths, or indices out of range.
     fn inconsistency(&self) -> Option<String> {
         let b = &self.boundaries;
         let (rows, phases, places) = (b.len(), self.phases.len(), self.places.len());

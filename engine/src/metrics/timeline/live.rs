@@ -1,4 +1,4 @@
-//! What was allocated when the traced allocations were most.
+//! Live allocations at the peak of the traced allocations.
 
 use super::format::{MemoryTimeline, TraceTable};
 use firebrick_backends::accounts::Account;
@@ -6,42 +6,42 @@ use firebrick_backends::allocation_trace::TraceSource;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Traced allocations that were live together, at the moment when they were most.
+/// Traced allocations that were live at their peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LiveAllocations {
-    /// Where the trace comes from.
+    /// Source of the trace.
     pub source: TraceSource,
-    /// Smaller ones are not in it.
+    /// Minimum size of a traced allocation.
     pub least_bytes: u64,
-    /// Bytes of all of them.
+    /// Bytes of all allocations.
     pub bytes: u64,
-    /// How many they are.
+    /// Number of allocations.
     pub count: u64,
-    /// Those of one stack or account and one phase together, the most bytes first.
+    /// Groups by stack or account and by phase, the largest first.
     pub groups: Vec<LiveGroup>,
 }
 
 /// Allocations of one stack or account, made in one phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LiveGroup {
-    /// Bytes of all of them.
+    /// Bytes of all allocations.
     pub bytes: u64,
-    /// How many they are.
+    /// Number of allocations.
     pub count: u64,
-    /// The phase; none before the first.
+    /// The phase; `None` before the first.
     pub phase: Option<String>,
-    /// The account, where it is known.
+    /// The account, if known.
     pub account: Option<Account>,
-    /// Functions of the call stack, the innermost first; empty where it is not known.
+    /// Functions of the call stack, the innermost first; empty if unknown.
     pub stack: Vec<String>,
 }
 
-/// What a group has in common: stack, account and phase.
+/// Stack, account and phase of a group.
 type Key = (Option<usize>, Option<usize>, Option<usize>);
 
 impl LiveAllocations {
-    /// Of a timeline with a trace.
-    pub fn of(timeline: &MemoryTimeline) -> Option<Self> {
+    /// Live allocations of a timeline, if it has a trace.
+    pub fn new(timeline: &MemoryTimeline) -> Option<Self> {
         let trace = timeline.trace.as_ref()?;
         let (_, (bytes, end)) = replay(trace, trace.events.len());
         let (live, _) = replay(trace, end);
@@ -69,25 +69,25 @@ impl LiveAllocations {
     }
 }
 
-/// Allocations that are live after the first `end` events, by id; and the most bytes that were live together until then,
-/// with the number of events that led to them.
+/// Allocations that are live after the first `end` events, by id, and the peak of live bytes until then, with the
+/// number of events before it.
 fn replay(trace: &TraceTable, end: usize) -> (BTreeMap<u64, usize>, (u64, usize)) {
     let e = &trace.events;
-    let (mut live, mut now, mut most) = (BTreeMap::new(), 0, (0, 0));
+    let (mut live, mut bytes, mut peak) = (BTreeMap::new(), 0, (0, 0));
     for event in 0..end {
         // a release without its allocation says nothing
         let Some(id) = e.id[event] else { continue };
         if e.released[event] == 0 {
             live.insert(id, event);
-            now += e.bytes[event];
-            if now > most.0 {
-                most = (now, event + 1);
+            bytes += e.bytes[event];
+            if bytes > peak.0 {
+                peak = (bytes, event + 1);
             }
         } else if let Some(allocation) = live.remove(&id) {
-            now -= e.bytes[allocation];
+            bytes -= e.bytes[allocation];
         }
     }
-    (live, most)
+    (live, peak)
 }
 
 #[cfg(test)]
@@ -127,12 +127,12 @@ mod tests {
                 stack: events.iter().map(|e| e.2).collect(),
             },
         });
-        let live = LiveAllocations::of(&timeline).expect("there is a trace");
+        let live = LiveAllocations::new(&timeline).expect("there is a trace");
         assert_eq!((live.bytes, live.count), (180, 3));
-        let found: Vec<_> = live.groups.iter().map(|g| (g.bytes, g.count, g.stack.join(" "))).collect();
-        assert_eq!(found, [(100, 1, "a".to_owned()), (80, 2, "a b".to_owned())]);
+        let groups: Vec<_> = live.groups.iter().map(|g| (g.bytes, g.count, g.stack.join(" "))).collect();
+        assert_eq!(groups, [(100, 1, "a".to_owned()), (80, 2, "a b".to_owned())]);
         assert_eq!(live.groups[0].phase.as_deref(), Some("update_actor"));
         timeline.trace = None;
-        assert_eq!(LiveAllocations::of(&timeline), None);
+        assert_eq!(LiveAllocations::new(&timeline), None);
     }
 }

@@ -1,6 +1,6 @@
-//! The memory timeline of a run: what was held at every boundary of some steps, beside what the plan predicted.
+//! The memory timeline of a run: bytes at every boundary of some steps, and the plan's predictions.
 //!
-//! [`MemoryTimeline`] is the file, [`Snapshots`] makes it of a run, and [`TimelineReport`] says what stands out in it.
+//! [`MemoryTimeline`] is the file, [`Snapshots`] creates it, and [`TimelineReport`] summarizes it.
 
 mod format;
 mod live;

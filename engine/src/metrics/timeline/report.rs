@@ -1,4 +1,4 @@
-//! What stands out in a timeline: the peak, who held it, what was predicted, what changed since the step before.
+//! Summary of a timeline: the peak, its accounts and prediction, and changes since the step before.
 
 use super::format::{MemoryTimeline, PlannedBytes, Reason};
 use super::live::LiveAllocations;
@@ -14,7 +14,7 @@ pub struct When {
     pub step: u64,
     /// The phase.
     pub phase: String,
-    /// Where in the phase.
+    /// Place in the phase.
     pub place: BoundaryKind,
     /// The segment; the decoder's unit at [`BoundaryKind::Update`].
     pub segment: Option<u32>,
@@ -22,15 +22,15 @@ pub struct When {
     pub seconds: f64,
 }
 
-/// What an account held at the peak.
+/// Bytes of an account at the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Holder {
-    /// Who.
+    /// Account.
     #[serde(flatten)]
     pub account: Account,
-    /// How much.
+    /// Bytes.
     pub bytes: u64,
-    /// Share of the peak; none of bytes that are on the host and not on the device.
+    /// Share of the peak; `None` of host bytes.
     pub share: Option<f64>,
 }
 
@@ -39,32 +39,32 @@ pub struct Holder {
 pub struct CategoryBytes {
     /// The category.
     pub category: Category,
-    /// At the peak.
+    /// Bytes at the peak.
     pub bytes: u64,
-    /// What the plan predicts of the phase at its own peak.
+    /// Prediction of the plan for the peak of the phase.
     pub predicted_bytes: Option<u64>,
-    /// At the largest boundary of the same phase in the step before; none where that is not in the timeline.
+    /// Bytes at the largest boundary of the same phase in the step before, if the timeline has it.
     pub before_bytes: Option<u64>,
 }
 
 /// The boundary with the most bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PeakReport {
-    /// When it was.
+    /// Moment of the peak.
     pub when: When,
-    /// Device bytes: in use, or where they were not read at every boundary, the sum of the accounts.
+    /// Device bytes in use, or the sum of the accounts if they were not read at every boundary.
     pub bytes: u64,
-    /// Most bytes in use at any time of that phase until then, between boundaries too, where the source records it.
+    /// Peak bytes in use of the phase until then, also between boundaries, if the source records it.
     pub peak_bytes: Option<u64>,
-    /// What the plan predicts of that phase.
+    /// Prediction of the plan for the phase.
     pub predicted_bytes: Option<u64>,
-    /// What the phase is predicted to do at its peak.
+    /// Predicted activity at the peak of the phase.
     pub predicted_moment: Option<String>,
-    /// Accounts that held something, the most bytes first.
+    /// Accounts with bytes, the largest first.
     pub holders: Vec<Holder>,
-    /// What was in use and in no account: temporaries and the program.
+    /// Bytes in use and in no account: temporaries and the program.
     pub unaccounted_bytes: Option<u64>,
-    /// The boundary that [`CategoryBytes::before_bytes`] is of.
+    /// Boundary of [`CategoryBytes::before_bytes`].
     pub before: Option<When>,
     /// Bytes by category, in the order of [`Category::ALL`].
     pub categories: Vec<CategoryBytes>,
@@ -73,36 +73,36 @@ pub struct PeakReport {
 /// The largest boundary of a phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PhasePeak {
-    /// When it was.
+    /// Moment of the boundary.
     pub when: When,
     /// Device bytes, as in [`PeakReport::bytes`].
     pub bytes: u64,
-    /// Most bytes in use at any time of the phase, where the source records it.
+    /// Peak bytes in use of the phase, if the source records it.
     pub peak_bytes: Option<u64>,
     /// The largest prediction of the phase.
     pub predicted_bytes: Option<u64>,
 }
 
-/// What a timeline says.
+/// Summary of a timeline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimelineReport {
-    /// Why the timeline was written.
+    /// Reason for writing the timeline.
     pub reason: Reason,
     /// The error that ended the run.
     pub error: Option<String>,
     /// The device.
     pub device: String,
-    /// The steps that it has boundaries of.
+    /// Steps of its boundaries.
     pub steps: Vec<u64>,
-    /// How many boundaries.
+    /// Number of boundaries.
     pub boundaries: usize,
-    /// Boundaries at the beginning of the first step that are missing.
+    /// Missing boundaries at the beginning of the first step.
     pub dropped: u64,
-    /// The largest boundary; none of a timeline without any.
+    /// The largest boundary, if there is one.
     pub peak: Option<PeakReport>,
-    /// The largest boundary of every phase, in the order in which they first ran.
+    /// The largest boundary of every phase, in the order of their first runs.
     pub phases: Vec<PhasePeak>,
-    /// The largest live allocations, where they were traced.
+    /// Live allocations at their peak, if they were traced.
     pub live: Option<LiveAllocations>,
 }
 
@@ -125,15 +125,15 @@ impl TimelineReport {
             dropped: timeline.dropped,
             peak: rows.largest(|_| true).map(|row| rows.peak(row)),
             phases: order.into_iter().filter_map(|phase| rows.phase(phase)).collect(),
-            live: LiveAllocations::of(timeline),
+            live: LiveAllocations::new(timeline),
         }
     }
 }
 
-/// The rows of a timeline, with what they are compared by.
+/// The rows of a timeline.
 struct Rows<'t> {
     timeline: &'t MemoryTimeline,
-    /// Whether memory was read at every boundary.
+    /// True if memory was read at every boundary.
     is_read: bool,
 }
 
@@ -143,22 +143,24 @@ impl<'t> Rows<'t> {
         Self { timeline, is_read: readings.iter().all(Option::is_some) }
     }
 
-    /// Whether bytes in a home are bytes of the device.
+    /// Returns true if bytes in a home are bytes of the device.
     fn on_device(&self, home: Home) -> bool {
         self.timeline.unified || home == Home::Device
     }
 
-    /// What the accounts hold on the device.
+    /// Device bytes of the accounts that satisfy a predicate.
+    fn account_bytes(&self, row: usize, predicate: impl Fn(&Account) -> bool) -> u64 {
+        let accounts = self.timeline.accounts.iter();
+        let selected = accounts.filter(|a| self.on_device(a.account.home) && predicate(&a.account));
+        selected.map(|a| a.bytes[row]).sum()
+    }
+
     fn accounted(&self, row: usize) -> u64 {
-        let own = self.timeline.accounts.iter();
-        let own = own.filter(|a| self.on_device(a.account.home));
-        own.map(|a| a.bytes[row]).sum()
+        self.account_bytes(row, |_| true)
     }
 
     fn category(&self, row: usize, category: Category) -> u64 {
-        let own = self.timeline.accounts.iter();
-        let own = own.filter(|a| a.account.category == category && self.on_device(a.account.home));
-        own.map(|a| a.bytes[row]).sum()
+        self.account_bytes(row, |account| account.category == category)
     }
 
     fn in_use(&self, row: usize) -> Option<u64> {
@@ -169,9 +171,9 @@ impl<'t> Rows<'t> {
         self.in_use(row).unwrap_or_else(|| self.accounted(row))
     }
 
-    /// The first of the largest rows among some.
-    fn largest(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
-        let rows = (0..self.timeline.boundaries.len()).filter(|&row| among(row));
+    /// The first of the largest rows that satisfy a predicate.
+    fn largest(&self, predicate: impl Fn(usize) -> bool) -> Option<usize> {
+        let rows = (0..self.timeline.boundaries.len()).filter(|&row| predicate(row));
         rows.rev().max_by_key(|&row| self.bytes(row))
     }
 
@@ -194,18 +196,15 @@ impl<'t> Rows<'t> {
     /// Estimates of the phase of a row, under its plan.
     fn estimates(&self, row: usize) -> Vec<&PhaseEstimate> {
         let names = &self.timeline.phases[self.timeline.boundaries.phase[row]].estimates;
-        let plan = self.plan(row).into_iter();
-        let all = plan.flat_map(|plan| &plan.phases);
-        all.filter(|estimate| names.contains(&estimate.name)).collect()
+        let estimates = self.plan(row).into_iter().flat_map(|plan| &plan.phases);
+        estimates.filter(|estimate| names.contains(&estimate.name)).collect()
     }
 
-    /// The estimate of what a phase does at a row: of an update's second half, that of the optimizer.
+    /// The estimate of a phase at a row: of an update's second half, that of the optimizer.
     fn estimate(&self, row: usize) -> Option<&PhaseEstimate> {
         let updates = self.when(row).place == BoundaryKind::Update;
-        let all = self.estimates(row);
-        let own = all.iter();
-        let mut own = own.filter(|e| e.name.is_update() == updates);
-        own.next().or(all.first()).copied()
+        let estimates = self.estimates(row);
+        estimates.iter().find(|e| e.name.is_update() == updates).or(estimates.first()).copied()
     }
 
     /// The largest row of the same phase in the newest earlier step that has it.
@@ -254,12 +253,12 @@ impl<'t> Rows<'t> {
     fn phase(&self, phase: usize) -> Option<PhasePeak> {
         let b = &self.timeline.boundaries;
         let row = self.largest(|row| b.phase[row] == phase)?;
-        let own = (0..b.len()).filter(|&row| b.phase[row] == phase);
-        let estimates = own.clone().flat_map(|row| self.estimates(row));
+        let rows = (0..b.len()).filter(|&row| b.phase[row] == phase);
+        let estimates = rows.clone().flat_map(|row| self.estimates(row));
         Some(PhasePeak {
             when: self.when(row),
             bytes: self.bytes(row),
-            peak_bytes: own.filter_map(|row| b.peak_bytes[row]).max(),
+            peak_bytes: rows.filter_map(|row| b.peak_bytes[row]).max(),
             predicted_bytes: estimates.map(|e| e.total_bytes).max(),
         })
     }

@@ -1,4 +1,4 @@
-//! Timelines of a run: which of its steps are kept whole, and the file that is made of what the run has at hand.
+//! Creation of timelines from the boundary log of a run.
 
 use super::format::{
     AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase, TraceEvents, TraceTable,
@@ -8,12 +8,12 @@ use crate::executor::{BoundaryKind, BoundaryLog, BoundaryRows, Moment};
 use crate::metrics::phase::Phase;
 use crate::plan::estimate::PhaseEstimate;
 use firebrick_backends::accounts::Account;
-use firebrick_backends::allocation_trace::{LEAST_BYTES, Trace, TraceEvent, TraceSource, function_names};
+use firebrick_backends::allocation_trace::{MIN_BYTES, Trace, TraceEvent, TraceSource, function_names};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Parts of names of functions that only make an allocation, for whoever wants the memory.
+/// Parts of names of functions that allocate for their callers.
 const ALLOCATING: [&str; 7] = [
     "backtrace::",
     "allocation_trace::",
@@ -24,22 +24,22 @@ const ALLOCATING: [&str; 7] = [
     "alloc::raw_vec::",
 ];
 
-/// What makes the timelines of a run.
+/// Creates the timelines of a run.
 #[derive(Debug)]
 pub struct Snapshots {
     log: Arc<BoundaryLog>,
     device: String,
     unified: bool,
-    /// The steps that are kept whole.
+    /// Steps whose boundaries are all kept.
     steps: Range<u64>,
     written: bool,
-    /// Predictions, each with the number of the first row that it holds for.
+    /// Predictions, each with the number of its first row.
     plans: Vec<(u64, Vec<PhaseEstimate>)>,
 }
 
 impl Snapshots {
-    /// Those of a run on a device that continues after `finished` steps, the next `snapshot` of which are kept whole.
-    /// `unified`: host and device are one memory.
+    /// Snapshots of a run that continues after `finished` steps, with all boundaries of the next `snapshot` steps.
+    /// `unified`: host and device share one memory.
     pub fn new(log: &Arc<BoundaryLog>, device: String, unified: bool, finished: u64, snapshot: u64) -> Self {
         let first = finished + 1;
         Self {
@@ -52,28 +52,27 @@ impl Snapshots {
         }
     }
 
-    /// A plan is in force from now on, of which this is predicted.
+    /// Sets the prediction of the plan from now on.
     pub fn planned(&mut self, phases: Vec<PhaseEstimate>) {
         self.plans.push((self.log.taken(), phases));
     }
 
-    /// A step begins. All of its boundaries are kept where a timeline or `another` needs them.
-    pub fn begin_step(&self, step: u64, another: bool) {
-        self.log.begin_step(step, another || self.steps.contains(&step));
+    /// Begins a step, whose boundaries are all kept for a timeline or if `keep_all` is true.
+    pub fn begin_step(&self, step: u64, keep_all: bool) {
+        self.log.begin_step(step, keep_all || self.steps.contains(&step));
     }
 
-    /// Whether a timeline was asked for and is not written yet.
+    /// Returns true if a timeline is requested and not written yet.
     pub fn is_owed(&self) -> bool {
         !self.steps.is_empty() && !self.written
     }
 
-    /// Whether it is to be written after this step.
+    /// Returns true if it is due after this step.
     pub fn is_due(&self, step: u64) -> bool {
         self.is_owed() && step + 1 >= self.steps.end
     }
 
-    /// The timeline as things are: of the steps that were asked for, or of a run that ends out of memory, the latest
-    /// boundaries.
+    /// The timeline: of the requested steps, or of the latest boundaries if the run ends out of memory.
     pub fn timeline(&mut self, reason: Reason, error: Option<String>) -> MemoryTimeline {
         self.written = true;
         let mut rows = self.log.rows();
@@ -108,33 +107,32 @@ impl Snapshots {
         }
     }
 
-    /// The plans that were in force at some rows.
+    /// The plans of some rows.
     fn plans(&self, rows: &BoundaryRows) -> Vec<PlannedBytes> {
         let earlier = self.plans.iter().rposition(|(from, _)| *from <= rows.first);
         let end = rows.first + rows.rows.len() as u64;
-        let own = self.plans[earlier.unwrap_or(0)..].iter();
-        own.filter(|(from, _)| *from <= end)
-            .map(|(from, phases)| PlannedBytes {
-                from: from.saturating_sub(rows.first) as usize,
-                phases: phases.clone(),
-            })
-            .collect()
+        let plans = self.plans[earlier.unwrap_or(0)..].iter().filter(|(from, _)| *from <= end);
+        let planned = plans.map(|(from, phases)| PlannedBytes {
+            from: from.saturating_sub(rows.first) as usize,
+            phases: phases.clone(),
+        });
+        planned.collect()
     }
 }
 
-/// Values in the order of their first use, each with its place.
+/// Values in the order of their first use, with their indices.
 struct Interner<T> {
     values: Vec<T>,
-    places: BTreeMap<T, usize>,
+    indices: BTreeMap<T, usize>,
 }
 
 impl<T: Clone + Ord> Interner<T> {
     fn new() -> Self {
-        Self { values: Vec::new(), places: BTreeMap::new() }
+        Self { values: Vec::new(), indices: BTreeMap::new() }
     }
 
     fn index(&mut self, value: T) -> usize {
-        *self.places.entry(value).or_insert_with_key(|value| {
+        *self.indices.entry(value).or_insert_with_key(|value| {
             self.values.push(value.clone());
             self.values.len() - 1
         })
@@ -142,26 +140,26 @@ impl<T: Clone + Ord> Interner<T> {
 }
 
 fn timeline_phase(name: &str) -> TimelinePhase {
-    let estimates = Phase::named(name).map_or(&[][..], Phase::estimates);
+    let estimates = Phase::from_name(name).map_or(&[][..], Phase::estimates);
     TimelinePhase { name: name.to_owned(), estimates: estimates.to_vec() }
 }
 
 fn boundaries(rows: &BoundaryRows, names: &mut Interner<&'static str>) -> Boundaries {
-    let mut all = Boundaries::default();
+    let mut columns = Boundaries::default();
     for (row, _) in &rows.rows {
         let boundary = row.moment.boundary;
-        all.step.push(row.moment.step);
-        all.phase.push(names.index(row.moment.phase));
-        all.place.push(boundary.place as usize);
-        all.segment.push(boundary.segment);
+        columns.step.push(row.moment.step);
+        columns.phase.push(names.index(row.moment.phase));
+        columns.place.push(boundary.place as usize);
+        columns.segment.push(boundary.segment);
         // microseconds: more digits would be noise
-        all.seconds.push((row.seconds * 1e6).round() / 1e6);
+        columns.seconds.push((row.seconds * 1e6).round() / 1e6);
         let reading = row.reading;
-        all.in_use_bytes.push(reading.map(|r| r.in_use_bytes));
-        all.peak_bytes.push(reading.and_then(|r| r.peak_bytes));
-        all.reserved_bytes.push(reading.map(|r| r.reserved_bytes));
+        columns.in_use_bytes.push(reading.map(|r| r.in_use_bytes));
+        columns.peak_bytes.push(reading.and_then(|r| r.peak_bytes));
+        columns.reserved_bytes.push(reading.map(|r| r.reserved_bytes));
     }
-    all
+    columns
 }
 
 fn columns(rows: &BoundaryRows) -> Vec<AccountBytes> {
@@ -169,11 +167,11 @@ fn columns(rows: &BoundaryRows) -> Vec<AccountBytes> {
         account,
         bytes: rows.rows.iter().map(|(_, held)| held[i]).collect(),
     };
-    let all = rows.accounts.iter().enumerate().map(column);
-    all.filter(|column| column.bytes.iter().any(|&bytes| bytes > 0)).collect()
+    let columns = rows.accounts.iter().enumerate().map(column);
+    columns.filter(|column| column.bytes.iter().any(|&bytes| bytes > 0)).collect()
 }
 
-/// A trace as the file has it. An account that it names and that held nothing at any boundary gets a column too.
+/// A trace for the file. Adds columns for accounts that had no bytes at any boundary.
 fn table(
     trace: &Trace,
     moment: impl Fn(&TraceEvent) -> Option<Moment>,
@@ -215,7 +213,7 @@ fn table(
     TraceTable {
         source: trace.source,
         least_bytes: match trace.source {
-            TraceSource::Heap => LEAST_BYTES as u64,
+            TraceSource::Heap => MIN_BYTES as u64,
             TraceSource::Accounts => 0,
         },
         dropped: trace.dropped,
@@ -225,7 +223,7 @@ fn table(
     }
 }
 
-/// Call stacks by name, each once.
+/// Distinct call stacks by function names.
 struct Stacks {
     /// Indices of the functions at each address.
     frames: BTreeMap<usize, Vec<usize>>,
@@ -244,7 +242,7 @@ impl Stacks {
         Self { frames: frames.collect(), functions, known: Interner::new() }
     }
 
-    /// Index of a stack without the functions that only allocate; none of one without names.
+    /// Index of a stack without allocating functions; `None` of one without names.
     fn index(&mut self, addresses: &[usize]) -> Option<usize> {
         let allocates = |&function: &usize| {
             let name = &self.functions.values[function];
@@ -304,12 +302,12 @@ mod tests {
         let peak = TimelineReport::new(&timeline).peak.expect("a peak");
         assert_eq!((peak.bytes, peak.predicted_bytes), (8, Some(10)));
 
-        let all = snapshots.timeline(Reason::OutOfMemory, Some("too much".into()));
-        assert_eq!(all.boundaries.step, [0, 6, 6, 7, 7, 7]);
-        assert_eq!(all.plans[1].from, 5);
-        let text = all.to_json().expect("JSON");
+        let timeline = snapshots.timeline(Reason::OutOfMemory, Some("too much".into()));
+        assert_eq!(timeline.boundaries.step, [0, 6, 6, 7, 7, 7]);
+        assert_eq!(timeline.plans[1].from, 5);
+        let text = timeline.to_json().expect("JSON");
         let path = std::path::Path::new("memory_timeline.json");
-        assert_eq!(MemoryTimeline::parse(&text, path).expect("it is one"), all);
+        assert_eq!(MemoryTimeline::parse(&text, path).expect("it is one"), timeline);
     }
 
     #[test]
@@ -321,9 +319,6 @@ mod tests {
 
     #[test]
     fn an_update_is_predicted_by_two_phases_of_the_estimate() {
-        for phase in Phase::ALL {
-            assert_eq!(phase.estimated(), phase.estimates().first().copied());
-        }
         assert_eq!(Phase::UpdateActor.estimates(), [EstimatePhase::Backward, EstimatePhase::Optimizer]);
     }
 }

@@ -146,9 +146,9 @@ fn a_character_of_several_tokens_belongs_to_the_last_and_special_tokens_have_the
     let ids = [6, 0, 1, 2, 3, 4, 5, 6, 7];
     let whole = tokenizer.decode(&ids, false).unwrap();
     assert_eq!(whole, "aé😀a<|end|>");
-    let found = pieces(&ids, &tokenizer).unwrap();
+    let decoded = pieces(&ids, &tokenizer).unwrap();
     let wanted = ["a", "", "é", "", "", "", "😀", "a", "<|end|>"];
-    assert_eq!(found, wanted);
+    assert_eq!(decoded, wanted);
     // bytes that never become a character are shown as what they are read as
     let broken = pieces(&[0, 6, 0, 0], &tokenizer).unwrap();
     let read = tokenizer.decode(&[0, 6, 0, 0], false).unwrap();
@@ -183,7 +183,7 @@ fn a_step_of_long_completions_keeps_the_first_tokens_of_each() {
     let mut log = log(&run, settings(2, 80_000));
     log.step(&run, 1, &report(5000)).unwrap();
     let records = records(&run);
-    assert!(text(&run).len() <= 80_000 / 8 + HEADER_ROOM as usize);
+    assert!(text(&run).len() <= 80_000 / 8 + HEADER_BYTES as usize);
     for record in &records {
         let kept = record.pieces.len();
         assert_eq!(record.tokens, 5000);

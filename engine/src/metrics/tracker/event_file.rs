@@ -1,7 +1,7 @@
 //! `TensorBoard`'s event files: records in `TFRecord` framing, each an `Event` of TensorFlow's protocol buffers.
 //!
-//! Of `event.proto` and `summary.proto` the messages have the fields that are written here; the members of a `oneof`
-//! are optional fields, which is the same on the wire.
+//! The messages have the fields of `event.proto` and `summary.proto` that are used here; members of a `oneof` are
+//! optional fields, which is equal on the wire.
 
 use prost::Message;
 use std::fs::{File, OpenOptions};
@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// `Event.file_version` of the first event of a file.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// `SessionLog.START`: values of this and later steps, written by earlier sessions, no longer count.
+/// `SessionLog.START`: invalidates the values of earlier sessions from this step on.
 const SESSION_START: i32 = 1;
 
 /// `DataType.DT_STRING`.
@@ -106,10 +106,9 @@ impl EventProto {
         Self { file_version: Some(FILE_VERSION.into()), ..Self::at(0) }
     }
 
-    /// A session whose first step is `step`: what earlier sessions wrote of it and of later ones does not count.
+    /// A session with the first step `step`, which invalidates the values of earlier sessions from it on.
     pub fn session_start(step: u64) -> Self {
-        let status = SESSION_START;
-        Self { session_log: Some(SessionLog { status }), ..Self::at(step) }
+        Self { session_log: Some(SessionLog { status: SESSION_START }), ..Self::at(step) }
     }
 
     /// Numbers under their names, in f32 as `TensorFlow`'s scalars.
@@ -155,22 +154,22 @@ impl EventProto {
     }
 }
 
-/// The checksum of `TFRecord`: CRC-32C, rotated and moved, since checksums of data that hold checksums are weak.
+/// Checksum of `TFRecord`: a masked CRC-32C, since checksums of data with checksums are weak.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// An event file that is appended to, and holds whole records whatever fails.
+/// An event file, which always has complete records.
 #[derive(Debug)]
 pub(super) struct EventFile {
     file: File,
-    /// Bytes of whole records.
+    /// Bytes of complete records.
     length: u64,
 }
 
 impl EventFile {
-    /// Makes a new file in a folder, which is made too. Its name sorts behind those of earlier sessions: `TensorBoard`
-    /// reads by name.
+    /// Creates a file in a folder, and the folder. Its name sorts after those of earlier sessions: `TensorBoard` reads
+    /// by name.
     pub fn create(folder: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let earlier = std::fs::read_dir(folder)?.count();
@@ -182,20 +181,17 @@ impl EventFile {
         Ok(Self { file: file.open(folder.join(name))?, length: 0 })
     }
 
-    /// Appends records. Where that fails half-way the file is as it was.
+    /// Appends records. After a failure the file is unchanged.
     pub fn append(&mut self, records: &[u8]) -> io::Result<()> {
         self.file.seek(SeekFrom::Start(self.length))?;
-        match self.file.write_all(records) {
-            Ok(()) => {
-                self.length += records.len() as u64;
-                Ok(())
-            }
-            Err(error) => {
-                // the error to report is the first; a reader skips what it cannot check
-                let _ = self.file.set_len(self.length);
-                Err(error)
-            }
+        let written = self.file.write_all(records);
+        if written.is_ok() {
+            self.length += records.len() as u64;
+        } else {
+            // the first error is the one to report; readers skip incomplete records
+            let _ = self.file.set_len(self.length);
         }
+        written
     }
 }
 

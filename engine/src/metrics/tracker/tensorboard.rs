@@ -1,29 +1,28 @@
 //! `TensorBoard`: event files in `tensorboard/` of the run folder.
 
 use super::event_file::{EventFile, EventProto};
-use super::markdown::code_block;
-use super::traits::{TrackedRun, Tracker, TrackerResult};
+use super::{TrackedRun, Tracker, TrackerResult, code_block};
 use crate::metrics::described::Metrics;
 use std::path::PathBuf;
 
-/// Bytes of records that wait for a folder that cannot be written to. More are dropped.
-const MOST_WAITING: usize = 4 << 20;
+/// Maximum bytes of pending records; more are dropped.
+const MAX_PENDING: usize = 4 << 20;
 
-/// Most characters of the configuration's YAML that are shown.
-const CONFIG_CHARS: usize = 100_000;
+/// Maximum characters of the configuration's YAML.
+const MAX_CONFIG_CHARS: usize = 100_000;
 
-/// Writes one event file a session, in `tensorboard/` of the run folder: metrics as scalars, the configuration and some
-/// samples as texts.
+/// Writes one event file per session, in `tensorboard/` of the run folder: metrics as scalars, the configuration and
+/// some samples as texts.
 ///
-/// A resumed session says at which step it begins; `TensorBoard` then drops what earlier sessions wrote of that step
-/// and later ones. Where a write fails, its records are kept and written with the next.
+/// A resumed session writes its first step; `TensorBoard` then drops the values of earlier sessions from that step on.
+/// If a write fails, its records are kept and written with the next.
 #[derive(Debug, Default)]
 pub struct TensorBoard {
     folder: PathBuf,
     file: Option<EventFile>,
     /// Records that are not in the file yet.
-    waiting: Vec<u8>,
-    /// What the file begins with, until there is one.
+    pending: Vec<u8>,
+    /// First records of the file, until it exists.
     head: Vec<u8>,
 }
 
@@ -37,10 +36,10 @@ impl TensorBoard {
     }
 
     fn write(&mut self, event: &EventProto) -> TrackerResult {
-        event.frame(&mut self.waiting);
+        event.frame(&mut self.pending);
         let written = self.flush();
-        if written.is_err() && self.waiting.len() > MOST_WAITING {
-            self.waiting.clear();
+        if written.is_err() && self.pending.len() > MAX_PENDING {
+            self.pending.clear();
         }
         Ok(written.map_err(|error| format!("cannot write to {}: {error}", self.folder.display()))?)
     }
@@ -54,8 +53,8 @@ impl TensorBoard {
             file.append(&self.head)?;
             self.head = Vec::new();
         }
-        file.append(&self.waiting)?;
-        self.waiting.clear();
+        file.append(&self.pending)?;
+        self.pending.clear();
         Ok(())
     }
 }
@@ -70,7 +69,7 @@ impl Tracker for TensorBoard {
         let first = run.last_step.map_or(0, |last| last + 1);
         EventProto::version().frame(&mut self.head);
         EventProto::session_start(first).frame(&mut self.head);
-        self.write(&EventProto::text(first, "config", &code_block(run.yaml, CONFIG_CHARS)))
+        self.write(&EventProto::text(first, "config", &code_block(run.yaml, MAX_CONFIG_CHARS)))
     }
 
     fn metrics(&mut self, step: u64, metrics: &Metrics) -> TrackerResult {
@@ -173,10 +172,10 @@ mod tests {
         std::fs::write(temp.path().join(TensorBoard::FOLDER), "").unwrap();
         let mut tracker = TensorBoard::new();
         assert!(begin(&mut tracker, temp.path(), None).is_err());
-        let text = "x".repeat(MOST_WAITING / 8);
+        let text = "x".repeat(MAX_PENDING / 8);
         for step in 0..100 {
             assert!(tracker.text(step, "long", &text).is_err());
-            assert!(tracker.waiting.len() <= MOST_WAITING);
+            assert!(tracker.pending.len() <= MAX_PENDING);
         }
     }
 }

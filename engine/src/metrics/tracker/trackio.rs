@@ -1,9 +1,9 @@
 //! Trackio: rows in its local database, which `trackio show` and Trackio's Python API read.
 //!
-//! The tables are those that Trackio 0.43 makes (`SQLiteStorage.init_db`), as far as they are written here or looked
-//! for by a reader. Trackio adds the others when it opens the database to write, and brings older schemas up to date.
+//! The tables are those of Trackio 0.43 (`SQLiteStorage.init_db`) that are written here or read by readers. Trackio
+//! adds the others when it opens the database to write, and updates older schemas.
 
-use super::traits::{TrackedRun, Tracker, TrackerResult};
+use super::{TrackedRun, Tracker, TrackerResult};
 use crate::metrics::described::Metrics;
 use rusqlite::{Connection, TransactionBehavior, params};
 use serde_json::{Map, Value, json};
@@ -13,15 +13,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// File of the run folder that says which run of the database it is.
+/// File of the run folder with the id of its run in the database.
 const LINK: &str = "trackio.json";
 
-/// Time for which a database that another program writes to is waited for. After it was waited for in vain, it is not
-/// waited for again until a write has succeeded.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout for a database that another program writes to. After a timeout there is no wait until a write succeeds.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Rows that wait for a database that cannot be written to. The oldest are dropped.
-const MOST_WAITING: usize = 10_000;
+/// Maximum pending rows; the oldest are dropped.
+const MAX_PENDING: usize = 10_000;
 
 /// A point in time as Trackio writes it, from seconds since 1970.
 const TIME: &str = "strftime('%Y-%m-%dT%H:%M:%f+00:00', ?1, 'unixepoch')";
@@ -49,20 +48,20 @@ const SCHEMA: &str = "
     CREATE INDEX IF NOT EXISTS idx_configs_run_name ON configs(run_name);
 ";
 
-/// Writes a run's metrics and configuration into Trackio's database of the project, in `TRACKIO_DIR` or the folder that
-/// Trackio uses without it.
+/// Writes a run's metrics and configuration into Trackio's database of the project, in `TRACKIO_DIR` or Trackio's
+/// default folder.
 ///
-/// A resumed run continues in its own rows: `trackio.json` in the run folder has their id, and what a killed session
-/// wrote of later steps is removed. Where a write fails, its rows are kept and written with the next.
+/// A resumed run continues its rows: `trackio.json` in the run folder has their id, and rows of later steps are
+/// removed. If a write fails, its rows are kept and written with the next.
 #[derive(Debug)]
 pub struct Trackio {
     folder: Option<PathBuf>,
     run: Option<Run>,
     database: Option<Connection>,
-    /// Whether the run's configuration is in the database, and what an earlier session wrote of later steps is not.
+    /// True if the run's configuration is in the database, and rows of later steps are removed.
     begun: bool,
-    patient: bool,
-    waiting: VecDeque<Row>,
+    waits: bool,
+    pending: VecDeque<Row>,
 }
 
 #[derive(Debug)]
@@ -89,20 +88,19 @@ impl Default for Trackio {
 }
 
 impl Trackio {
-    /// A tracker that has no run yet, in the folder that Trackio uses: `TRACKIO_DIR`, or else `trackio` in the cache of
-    /// Hugging Face.
+    /// A tracker without a run, in Trackio's folder: `TRACKIO_DIR`, or else `trackio` in the cache of Hugging Face.
     pub fn new() -> Self {
         Self {
             folder: folder(|name| std::env::var_os(name).map(PathBuf::from)),
             run: None,
             database: None,
             begun: false,
-            patient: true,
-            waiting: VecDeque::new(),
+            waits: true,
+            pending: VecDeque::new(),
         }
     }
 
-    /// The same in another folder.
+    /// A tracker without a run, in another folder.
     pub fn in_folder(folder: &Path) -> Self {
         Self { folder: Some(folder.to_owned()), ..Self::new() }
     }
@@ -111,16 +109,16 @@ impl Trackio {
         let Some(run) = &self.run else {
             return Err("there is no folder for its database: set TRACKIO_DIR or HOME".into());
         };
-        let written = write(&mut self.database, run, self.begun, self.patient, &self.waiting);
-        self.patient = written.is_ok();
+        let written = write(&mut self.database, run, self.begun, self.waits, &self.pending);
+        self.waits = written.is_ok();
         match written {
             Ok(()) => {
                 self.begun = true;
-                self.waiting.clear();
+                self.pending.clear();
                 Ok(())
             }
             Err(error) => {
-                // opened anew: its file may have been replaced meanwhile
+                // reopened later, since its file may have been replaced
                 self.database = None;
                 Err(format!("cannot write to {}: {error}", run.path.display()).into())
             }
@@ -152,9 +150,9 @@ impl Tracker for Trackio {
 
     fn metrics(&mut self, step: u64, metrics: &Metrics) -> TrackerResult {
         let values = metrics.iter().map(|(name, value)| (name.clone(), number(*value)));
-        self.waiting.push_back(Row { step, time: now(), metrics: Value::Object(values.collect()).to_string() });
-        if self.waiting.len() > MOST_WAITING {
-            self.waiting.pop_front();
+        self.pending.push_back(Row { step, time: now(), metrics: Value::Object(values.collect()).to_string() });
+        if self.pending.len() > MAX_PENDING {
+            self.pending.pop_front();
         }
         self.flush()
     }
@@ -165,14 +163,14 @@ fn write(
     database: &mut Option<Connection>,
     run: &Run,
     begun: bool,
-    patient: bool,
+    waits: bool,
     rows: &VecDeque<Row>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let connection = match database {
         Some(open) => open,
-        None => database.insert(open(&run.path, patient)?),
+        None => database.insert(open(&run.path, waits)?),
     };
-    connection.busy_timeout(if patient { PATIENCE } else { Duration::ZERO })?;
+    connection.busy_timeout(if waits { BUSY_TIMEOUT } else { Duration::ZERO })?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if !begun {
         transaction.execute_batch(SCHEMA)?;
@@ -197,13 +195,13 @@ fn write(
     Ok(transaction.commit()?)
 }
 
-fn open(path: &Path, patient: bool) -> Result<Connection, Box<dyn std::error::Error + Send + Sync>> {
+fn open(path: &Path, waits: bool) -> Result<Connection, Box<dyn std::error::Error + Send + Sync>> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let connection = Connection::open(path)?;
-    connection.busy_timeout(if patient { PATIENCE } else { Duration::ZERO })?;
-    // Trackio's own mode, which readers do not hold up; it too has this variable for folders on a network
+    connection.busy_timeout(if waits { BUSY_TIMEOUT } else { Duration::ZERO })?;
+    // the mode of Trackio, which also has this variable for network folders
     let mode = std::env::var("TRACKIO_SQLITE_JOURNAL_MODE").unwrap_or_default();
     let modes = ["wal", "delete", "truncate", "persist", "memory", "off"];
     let mode = modes.iter().find(|known| mode.eq_ignore_ascii_case(known));
@@ -228,14 +226,14 @@ fn folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     Some(hugging_face.join("trackio"))
 }
 
-/// The name of a project's database: what Trackio leaves of the project's name.
+/// Name of a project's database: the characters that Trackio keeps of the project's name.
 fn file_stem(project: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, '-' | '_');
     let stem: String = project.chars().filter(kept).collect();
     if stem.is_empty() { "default".into() } else { stem }
 }
 
-/// The run's id in the database: the one in its folder, or a new one, which is written there.
+/// Id of the run in the database: the one in its folder, or a new one, which is written there.
 fn link(run: &TrackedRun<'_>) -> (String, TrackerResult) {
     let path = run.folder.join(LINK);
     let earlier = std::fs::read(&path).ok();
@@ -253,7 +251,7 @@ fn link(run: &TrackedRun<'_>) -> (String, TrackerResult) {
     (id, written.map_err(Into::into))
 }
 
-/// 32 random hexadecimal digits, as Trackio's own ids.
+/// 32 random hexadecimal digits, as ids of Trackio.
 fn new_id() -> String {
     let mut id = String::new();
     for part in 0..2_u8 {
@@ -265,15 +263,15 @@ fn new_id() -> String {
     id
 }
 
-/// A configuration as Trackio keeps it, with the entries that it adds itself.
+/// A configuration in Trackio's format, with its additional entries.
 fn config(config: &Value) -> Value {
-    let mut own: Map<String, Value> = config.as_object().cloned().unwrap_or_default();
-    own.insert("_Username".into(), Value::Null);
-    own.insert("_Group".into(), Value::Null);
-    Value::Object(own)
+    let mut entries: Map<String, Value> = config.as_object().cloned().unwrap_or_default();
+    entries.insert("_Username".into(), Value::Null);
+    entries.insert("_Group".into(), Value::Null);
+    Value::Object(entries)
 }
 
-/// A number as Trackio keeps it: JSON has no other way for those that are not finite.
+/// A number in Trackio's format: strings for numbers that are not finite.
 fn number(value: f64) -> Value {
     if value.is_nan() {
         "NaN".into()

@@ -1,4 +1,4 @@
-//! Scores of programs that are on their way, and what they may come to.
+//! Pending scores of programs, and their results.
 
 use crate::task::Score;
 use serde::Serialize;
@@ -6,34 +6,32 @@ use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// Where a run stands, as TRL's `trainer_state` has it.
+/// Progress of a run, as in TRL's `trainer_state`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Progress {
     /// Finished steps.
     pub global_step: u64,
     /// Steps of the whole run.
     pub max_steps: u64,
-    /// Epochs that the drawn prompts make up; 0 of an endless task.
+    /// Epochs of drawn prompts; 0 of an endless task.
     pub epoch: f64,
 }
 
-/// Why there is no score.
+/// Reason for a missing score.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The process failed, not what the user wrote: it died, or gave no answer in time. Asked once more, another may.
+    /// The process died or timed out. Another one may succeed.
     Failed(String),
-    /// The user's code raised, or answered with what is no reward for each completion. Asked once more it would again,
-    /// so it ends the run.
+    /// The user's code raised, or did not return a reward for each completion. It would again, so it ends the run.
     Misused(String),
 }
 
 impl Failure {
-    /// The same, with more in its reason.
-    #[must_use]
-    pub(super) fn map(self, more: impl FnOnce(String) -> String) -> Self {
+    /// Changes the reason.
+    pub(super) fn map(self, change: impl FnOnce(String) -> String) -> Self {
         match self {
-            Self::Failed(reason) => Self::Failed(more(reason)),
-            Self::Misused(reason) => Self::Misused(more(reason)),
+            Self::Failed(reason) => Self::Failed(change(reason)),
+            Self::Misused(reason) => Self::Misused(change(reason)),
         }
     }
 }
@@ -46,17 +44,17 @@ impl Display for Failure {
     }
 }
 
-/// A score, or the reason that there is none.
+/// A score, or the reason for a missing one.
 pub type ProgramResult = Result<Score, Failure>;
 
-/// Scores of one call that are on their way. Dropped, the call is called off.
+/// Pending scores of one call. Dropping them cancels the call.
 #[derive(Debug)]
 pub(in crate::reward) struct PendingScores {
-    /// The place of a completion in the call, and its result.
+    /// Place of a completion in the call, and its result.
     pub(super) results: Receiver<(usize, ProgramResult)>,
     /// Completions of the call.
     pub(super) len: usize,
-    /// While it is there, the call is wanted.
+    /// The call is wanted while this is alive.
     pub(super) wanted: Arc<()>,
 }
 

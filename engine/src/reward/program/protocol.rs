@@ -1,4 +1,4 @@
-//! Which of the conversations a program has, and what its answers mean.
+//! Protocols of programs, and the meaning of their answers.
 
 use super::pending::{Failure, ProgramResult};
 use crate::process::Opening;
@@ -8,35 +8,36 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-/// How a program is asked.
+/// Protocol of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// A function with TRL's signature: a group a call.
+    /// A function with TRL's signature: a group per call.
     Trl {
-        /// Columns of the rows that it takes; none: all of them.
+        /// Columns of the rows that it takes; `None`: all.
         columns: Option<Vec<String>>,
-        /// Those that it cannot do without.
+        /// Required columns.
         needs: Vec<String>,
-        /// Whether it has a parameter for the objects of environments.
+        /// Its parameter for the objects of environments.
         environments: Option<Parameter>,
     },
     /// A function with verl's signature.
     Verl,
-    /// A command: a line a completion, in either direction.
+    /// A command: a line per completion, in either direction.
     Lines,
 }
 
 /// A parameter of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub(super) enum Parameter {
-    /// It has a default.
-    Takes,
-    /// It has none.
-    Needs,
+    /// With a default.
+    #[serde(rename = "takes")]
+    Optional,
+    /// Without a default.
+    #[serde(rename = "needs")]
+    Required,
 }
 
-/// What the worker of a function says of it.
+/// Description of a function by its worker.
 #[derive(Debug, Deserialize)]
 struct Signature {
     style: String,
@@ -47,7 +48,7 @@ struct Signature {
     modules: Vec<PathBuf>,
 }
 
-/// What the worker of a function says of a call: of its completions, or what failed for all of them.
+/// Answer of a function's worker to a call: results of its completions, or an error of all of them.
 #[derive(Debug, Deserialize)]
 struct Reply {
     id: u64,
@@ -65,8 +66,8 @@ enum Item {
 }
 
 impl Protocol {
-    /// The protocol of a function and the user's modules that it has imported, from the first line of its worker; or
-    /// why it cannot be used.
+    /// Protocol of a function and the user's modules that it has imported, from the first line of its worker; or the
+    /// reason that it cannot be used.
     pub fn of_function(line: &str) -> Result<(Self, Vec<PathBuf>), Failure> {
         match serde_json::from_str(line) {
             Ok(Opening::Refused { refused }) => Err(Failure::Misused(refused)),
@@ -79,8 +80,8 @@ impl Protocol {
     }
 }
 
-/// The results of call `id` of a function, of `len` completions, and the user's modules that it has imported on the
-/// way; or why the line is no answer.
+/// Results of call `id` of a function, of `len` completions, and the user's modules that it has imported meanwhile; or
+/// the reason that the line is invalid.
 pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<(Vec<ProgramResult>, Vec<PathBuf>), String> {
     let reply = serde_json::from_str::<Reply>(line).ok().filter(|reply| reply.id == id);
     let results = reply.map(|reply| match (reply.samples, reply.error) {
@@ -102,14 +103,14 @@ impl Item {
     }
 }
 
-/// The completion that a line of a command is about, and its result; or why the line is no answer.
+/// Completion of a command's line, and its result; or the reason that the line is invalid.
 pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> {
-    let nonsense = |what: &str| Err(format!("it answered {}, {what}", shortened(line)));
+    let invalid = |what: &str| Err(format!("it answered {}, {what}", shortened(line)));
     let Ok(mut answer) = serde_json::from_str::<Map<String, Value>>(line) else {
-        return nonsense("which is not a JSON object");
+        return invalid("which is not a JSON object");
     };
     let Some(id) = answer.remove("id").and_then(|id| id.as_u64()) else {
-        return nonsense("which has no `id`");
+        return invalid("which has no `id`");
     };
     if let Some(error) = answer.remove("error") {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
@@ -118,7 +119,7 @@ pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> 
     let reward = match answer.remove("reward") {
         Some(Value::Null) => None,
         Some(Value::Number(number)) if number.as_f64().is_some_and(f64::is_finite) => number.as_f64(),
-        _ => return nonsense("whose `reward` is neither a number nor null"),
+        _ => return invalid("whose `reward` is neither a number nor null"),
     };
     Ok((id, Ok(Score { value: reward, extra: answer, ..Score::default() })))
 }
@@ -133,9 +134,9 @@ pub(super) fn command_line(id: u64, sample: &Map<String, Value>) -> String {
 
 /// The beginning of a line, quoted.
 fn shortened(line: &str) -> String {
-    const LONGEST: usize = 200;
+    const MAX_CHARS: usize = 200;
     let line = line.trim_end();
-    match line.char_indices().nth(LONGEST) {
+    match line.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{:?}…", &line[..end]),
         None => format!("{line:?}"),
     }

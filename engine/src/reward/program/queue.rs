@@ -1,4 +1,4 @@
-//! Calls that wait for a worker, and what becomes of one that fails.
+//! Queue of calls, and the retry of failed ones.
 
 use super::pending::{Failure, ProgramResult};
 use crate::task::Score;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The completions of a prompt as their program reads them.
+/// Completions of a prompt in the format of the program.
 #[derive(Debug)]
 pub(super) struct Call {
     pub samples: Vec<Map<String, Value>>,
@@ -21,20 +21,20 @@ pub(super) struct Job {
     pub call: Arc<Call>,
     /// Places in the call of the completions to score.
     pub samples: Vec<usize>,
-    /// Whether it has failed before.
+    /// True if it has failed before.
     pub repeated: bool,
     pub results: Sender<(usize, ProgramResult)>,
     pub wanted: Weak<()>,
 }
 
 impl Job {
-    /// Whether somebody waits for it.
+    /// Returns true if somebody waits for it.
     pub fn is_wanted(&self) -> bool {
         self.wanted.strong_count() > 0
     }
 
-    /// Hands scores over. A completion whose worker died or did not answer is asked for once more, with a warning and
-    /// in a call of its own; what fails alone is lost.
+    /// Sends scores. A completion whose worker died or timed out is scored once more in a separate call, with a
+    /// warning; after a second failure its score is lost.
     pub fn complete(self, name: &str, results: Vec<ProgramResult>, queue: &Queue) {
         let (mut again, mut first) = (Vec::new(), None);
         for (&at, result) in self.samples.iter().zip(results) {
@@ -51,7 +51,7 @@ impl Job {
                 }
                 result => {
                     let result = result.map(|score| Score { repeated: self.repeated, ..score });
-                    // fails where nobody waits any more
+                    // fails if nobody waits any more
                     let _ = self.results.send((at, result));
                 }
             }
@@ -63,11 +63,11 @@ impl Job {
                 self.samples.len()
             );
         }
-        queue.first(again);
+        queue.push_front(again);
     }
 }
 
-/// Jobs in the order in which they are done.
+/// Jobs in the order of execution.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -83,14 +83,14 @@ struct State {
 }
 
 impl Queue {
-    /// Puts a job last.
+    /// Adds a job at the end.
     pub fn push(&self, job: Job) {
         self.state().jobs.push_back(job);
         self.changed.notify_one();
     }
 
-    /// Puts jobs first, in their order.
-    fn first(&self, jobs: Vec<Job>) {
+    /// Adds jobs at the front, in their order.
+    fn push_front(&self, jobs: Vec<Job>) {
         let mut state = self.state();
         for job in jobs.into_iter().rev() {
             state.jobs.push_front(job);
@@ -99,7 +99,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The next job, once there is one; none of a queue that is closed.
+    /// Waits for the next job; `None` once the queue is closed.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.state();
         loop {
@@ -114,23 +114,23 @@ impl Queue {
         }
     }
 
-    /// Keeps files of the user's modules that a worker has imported.
+    /// Adds files of the user's modules that a worker has imported.
     pub fn add_modules(&self, modules: Vec<PathBuf>) {
         self.state().modules.extend(modules);
     }
 
-    /// All of those.
+    /// Files of the user's modules that workers have imported.
     pub fn modules(&self) -> Vec<PathBuf> {
         self.state().modules.iter().cloned().collect()
     }
 
-    /// Ends the work: what is under way is called off too.
+    /// Closes the queue and cancels running jobs.
     pub fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();
     }
 
-    /// Whether work has ended.
+    /// Returns true if the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.state().closed
     }

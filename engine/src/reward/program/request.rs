@@ -1,4 +1,4 @@
-//! A completion as each kind of program reads it.
+//! Completions in the format of each kind of program.
 
 use super::super::Answer;
 use super::protocol::Protocol;
@@ -8,10 +8,11 @@ use firebrick_spec::json::to_text;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// Rows of a split that are looked at before the first step.
-const CHECKED: u64 = 10_000;
+/// Rows of a split that are checked before the first step.
+const MAX_CHECKED: u64 = 10_000;
 
-/// What is sent of a completion, with [marks](firebrick_spec::json), or what its row lacks. `task` is the task's name.
+/// Message for a completion, with [marks](firebrick_spec::json), or the error that its row lacks a column. `task` is
+/// the task's name.
 pub(super) fn sample(protocol: &Protocol, task: &str, answer: &Answer<'_>) -> Result<Map<String, Value>, String> {
     let example = &answer.prompt.example;
     let value = match protocol {
@@ -21,7 +22,7 @@ pub(super) fn sample(protocol: &Protocol, task: &str, answer: &Answer<'_>) -> Re
                 "prompt": prompt,
                 "completion": completion,
                 "completion_ids": answer.tokens,
-                "row": only(&example.fields, columns.as_deref()),
+                "row": select(&example.fields, columns.as_deref()),
                 "environment": answer.environment.filter(|_| environments.is_some()),
             })
         }
@@ -39,18 +40,16 @@ pub(super) fn sample(protocol: &Protocol, task: &str, answer: &Answer<'_>) -> Re
                 "completion_ids": answer.tokens,
                 "finished": answer.finished,
                 "answer": example.answer,
-                "row": only(&example.fields, None),
+                "row": select(&example.fields, None),
             })
         }
     };
-    match value {
-        Value::Object(sample) => Ok(sample),
-        _ => unreachable!("all of them are objects"),
-    }
+    let Value::Object(sample) = value else { unreachable!("all of them are objects") };
+    Ok(sample)
 }
 
-/// Prompt and completion as the dataset has prompts: two texts, or two lists of messages;
-/// of several turns the completion is a list of all of them, and of what stands between.
+/// Prompt and completion in the format of the dataset's prompts: two texts, or two lists of messages; of several turns,
+/// the completion is the list of all messages.
 fn conversation(prompt: &PromptText, answer: &Answer<'_>) -> (Value, Value) {
     match prompt {
         PromptText::Text(text) => (json!(text), json!(answer.text)),
@@ -59,16 +58,16 @@ fn conversation(prompt: &PromptText, answer: &Answer<'_>) -> (Value, Value) {
     }
 }
 
-/// A row's `extra_info` with what verl's reward managers add to it: `num_turns`, which counts the prompt, the model's
-/// turns and what stands between them (verl's agent loops), and `rollout_reward_scores`, which is empty. What is no
-/// object stays as it is.
-fn extra_info(own: Option<&Value>, turns: &[Message]) -> Value {
-    let mut fields = match own {
+/// A row's `extra_info` with the additions of verl's reward managers: `num_turns`, which counts the prompt, the model's
+/// turns and the messages between them (verl's agent loops), and an empty `rollout_reward_scores`. Values other than
+/// objects are unchanged.
+fn extra_info(column: Option<&Value>, turns: &[Message]) -> Value {
+    let mut fields = match column {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(fields)) => fields.clone(),
         Some(other) => return other.clone(),
     };
-    // several answers of tools to one turn are one turn
+    // several tool responses to one turn count as one
     let is_model = |message: &Message| message.role() == "assistant";
     let parts = turns.chunk_by(|a, b| !is_model(a) && !is_model(b)).count();
     fields.insert("num_turns".to_owned(), json!(1 + parts.max(1)));
@@ -76,24 +75,20 @@ fn extra_info(own: Option<&Value>, turns: &[Message]) -> Value {
     Value::Object(fields)
 }
 
-/// Some of a row's columns; all of them where none are named.
-fn only(row: &Fields, columns: Option<&[String]>) -> Map<String, Value> {
-    let wanted = |name: &String| columns.is_none_or(|names| names.contains(name));
-    let own = row.columns().filter(|(name, _)| wanted(name));
-    own.map(|(name, value)| (name.clone(), value.clone())).collect()
+/// The named columns of a row, or all.
+fn select(row: &Fields, columns: Option<&[String]>) -> Map<String, Value> {
+    let selected = row.columns().filter(|(name, _)| columns.is_none_or(|names| names.contains(name)));
+    selected.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// The ground truth: `reward_model.ground_truth` as the row has it, be it text or not, unless the task's answer is
-/// another.
+/// The ground truth: the row's `reward_model.ground_truth`, text or not, unless the task's answer differs from it.
 fn ground_truth(example: &Example) -> Result<Value, String> {
     let in_row = example.fields.column("reward_model");
     let in_row = in_row.and_then(|model| model.get("ground_truth"));
-    let is_answer = |value: &&Value| {
-        let same = match value {
-            Value::String(text) => *text == example.answer,
-            other => to_text(other) == example.answer,
-        };
-        same || example.answer.is_empty()
+    let is_answer = |value: &&Value| match value {
+        _ if example.answer.is_empty() => true,
+        Value::String(text) => *text == example.answer,
+        other => to_text(other) == example.answer,
     };
     match in_row.filter(is_answer) {
         Some(value) => Ok(value.clone()),
@@ -106,18 +101,17 @@ fn ground_truth(example: &Example) -> Result<Value, String> {
     }
 }
 
-/// Refuses a task whose rows lack what a program needs of them: of each split the first rows are looked at.
+/// Rejects a task whose rows lack a required column: the first rows of each split are checked.
 pub(super) fn check_rows(protocol: &Protocol, task: &dyn Task) -> Result<(), String> {
     for split in [Split::Train, Split::Validation] {
-        let number = task.len(split).map_or(1, |len| len.min(CHECKED));
+        let number = task.len(split).map_or(1, |len| len.min(MAX_CHECKED));
         let examples = (0..number).map(|i| task.example(split, i).map(|example| (i, example)));
         match protocol {
             Protocol::Lines => {}
             Protocol::Verl => {
                 for example in examples {
                     let (i, example) = example.map_err(|e| e.to_string())?;
-                    let found = ground_truth(&example);
-                    found.map_err(|e| format!("{} example {i}: {e}", split.name()))?;
+                    ground_truth(&example).map_err(|e| format!("{} example {i}: {e}", split.name()))?;
                 }
             }
             Protocol::Trl { needs, .. } if needs.is_empty() || number == 0 => {}

@@ -1,5 +1,4 @@
-//! What other programs say of completions, and what becomes of them when those misbehave. Where there is no Python, the
-//! tests that need one say so.
+//! Scores of programs, and failures of programs. Tests that need Python report it if there is none.
 
 mod commands;
 mod failures;
@@ -113,8 +112,8 @@ fn prompt(example: Example) -> Prompt {
     Prompt { example, text: "p".to_owned(), tokens: vec![1], row: Some((Split::Train, 2)) }
 }
 
-/// What a program says of completions of one prompt.
-fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<ProgramResult> {
+/// Results of a program for completions of one prompt.
+fn results(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<ProgramResult> {
     let tokens: Vec<u32> = (0..8).collect();
     let answers: Vec<Answer<'_>> = texts
         .iter()
@@ -137,7 +136,7 @@ fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<ProgramResult
 
 /// The rewards of completions, all of which must have been judged.
 fn rewards(program: &Program, texts: &[&str]) -> Vec<Option<f64>> {
-    let outcomes = said(program, &prompt(row("42")), texts);
+    let outcomes = results(program, &prompt(row("42")), texts);
     let judged = outcomes.into_iter();
     judged.map(|o| o.expect("judged").value).collect()
 }
@@ -170,18 +169,18 @@ def chat(prompts, completions):
     ) else {
         return;
     };
-    let outcomes = said(&bench.open("everything", &json!({})), &prompt(row("42")), &["a", "bb", "ccc"]);
+    let outcomes = results(&bench.open("everything", &json!({})), &prompt(row("42")), &["a", "bb", "ccc"]);
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
-    let found: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
-    assert_eq!(found, [Some(1.0), None, Some(3.0)]);
+    let values: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
+    assert_eq!(values, [Some(1.0), None, Some(3.0)]);
     assert_eq!(Value::Object(judged[1].extra.clone()), json!({"shouted": "BB", "calls": 1.5}));
     let waits = bench.open("waits", &json!({"kwargs": {"bonus": 0.5}}));
     assert_eq!(rewards(&waits, &["42", "7"]), [Some(1.5), Some(0.5)]);
     let turn = Message::new("user", "hello");
     let chat = Example { prompt: PromptText::Chat(vec![turn]), ..row("42") };
-    let outcomes = said(&bench.open("chat", &json!({})), &prompt(chat), &["four", "x"]);
-    let found = outcomes.into_iter().map(|o| o.unwrap().value);
-    assert_eq!(found.collect::<Vec<_>>(), [Some(4.0), Some(1.0)]);
+    let outcomes = results(&bench.open("chat", &json!({})), &prompt(chat), &["four", "x"]);
+    let values = outcomes.into_iter().map(|o| o.unwrap().value);
+    assert_eq!(values.collect::<Vec<_>>(), [Some(4.0), Some(1.0)]);
 }
 
 #[test]
@@ -210,10 +209,10 @@ async def together(data_source, solution_str, ground_truth, extra_info=None):
     ) else {
         return;
     };
-    let outcomes = said(&bench.open("compute_score", &json!({})), &prompt(row("42")), &["42", "plain", "none", "7"]);
+    let outcomes = results(&bench.open("compute_score", &json!({})), &prompt(row("42")), &["42", "plain", "none", "7"]);
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
-    let found: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
-    assert_eq!(found, [Some(1.0), Some(0.25), None, Some(0.0)]);
+    let values: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
+    assert_eq!(values, [Some(1.0), Some(0.25), None, Some(0.0)]);
     assert_eq!(Value::Object(judged[3].extra.clone()), json!({"acc": false, "pred": "7", "nan": null}));
     let together = bench.open("together", &json!({}));
     assert_eq!(
@@ -254,7 +253,7 @@ def any_of_them(completions, **kwargs):
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS, "{function}");
     }
     // without an environment there are no objects to be missed, as in TRL
-    let outcomes = said(&bench.open("takes", &json!({})), &prompt(row("")), &["a", "bb", "ccc"]);
+    let outcomes = results(&bench.open("takes", &json!({})), &prompt(row("")), &["a", "bb", "ccc"]);
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     bench.open("needs", &json!({}));
 }
@@ -322,7 +321,7 @@ def verl(data_source, solution_str, ground_truth, extra_info=None):
     let task = Rows(vec![example.clone()]);
     for function in ["trl", "verl"] {
         let program = Program::open("judge", &bench.settings(function, &json!({})), &task).expect("opens");
-        let outcomes = said(&program, &prompt(example.clone()), &["a"]);
+        let outcomes = results(&program, &prompt(example.clone()), &["a"]);
         assert_eq!(outcomes.into_iter().map(|o| o.unwrap().value).collect::<Vec<_>>(), [Some(1.0)], "{function}");
     }
 }

@@ -1,8 +1,8 @@
-//! A worker: a process that scores, from its start to its first failure.
+//! Workers: processes that score, from their start to their first failure.
 
 use super::pending::{Failure, ProgramResult};
 use super::protocol::{Protocol, command_line, command_reply, function_reply};
-use super::queue::Call;
+use super::queue::Job;
 use crate::process::{Process, Silence, failure, with_stderr};
 use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use firebrick_spec::json::to_text;
@@ -13,22 +13,22 @@ use std::time::{Duration, Instant};
 
 /// The program that calls a Python function.
 const SCRIPT: &str = include_str!("worker.py");
-/// Time that a command is watched for after its start: one that cannot work ends at once.
-const WATCHED: Duration = Duration::from_millis(500);
+/// Time after its start in which a command must not end or write: one that cannot work ends at once.
+const STARTUP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A process that is ready to score.
 #[derive(Debug)]
 pub(super) struct Worker {
     process: Process,
-    protocol: Protocol,
+    pub protocol: Protocol,
     /// Number of the next call, or of its first completion.
     next: u64,
-    /// Files of the user's modules that it has imported, those that are known already apart.
+    /// Files of the user's modules that it has imported and not yet reported.
     modules: Vec<PathBuf>,
 }
 
 impl Worker {
-    /// Starts a worker and waits until it is ready; or says why it cannot be.
+    /// Starts a worker and waits until it is ready.
     pub fn start(name: &str, program: &RewardProgram, wanted: &dyn Fn() -> bool) -> Result<Self, Failure> {
         match program {
             RewardProgram::Python(config) => Self::python(name, config, wanted),
@@ -55,49 +55,42 @@ impl Worker {
         }
         let process = Process::start(&mut command, &format!("reward `{name}`"))
             .map_err(|e| format!("cannot run `{program}`: {e}"))?;
-        match process.line(Instant::now() + WATCHED, wanted) {
+        match process.line(Instant::now() + STARTUP_TIMEOUT, wanted) {
             Err(Silence::TimedOut) => Ok(Self { process, protocol: Protocol::Lines, next: 0, modules: Vec::new() }),
             Ok(line) => Err(format!("it wrote {:?} before it was asked", line.trim_end())),
-            Err(silence) => Err(failure(process, &silence, WATCHED)),
+            Err(silence) => Err(failure(process, &silence, STARTUP_TIMEOUT)),
         }
     }
 
-    /// How it is asked.
-    pub fn protocol(&self) -> &Protocol {
-        &self.protocol
-    }
-
-    /// Files of the user's modules that it has imported since this was asked.
+    /// Files of the user's modules that it has imported since the last call.
     pub fn take_modules(&mut self) -> Vec<PathBuf> {
         std::mem::take(&mut self.modules)
     }
 
-    /// Scores some completions of a call, within a time. After a failure of the process, which it does not outlive,
-    /// there is no worker left.
+    /// Scores the completions of a job before a timeout. After a failure of the process there is no worker left.
     pub fn score(
         mut self,
-        call: &Call,
-        samples: &[usize],
-        time: Duration,
+        job: &Job,
+        timeout: Duration,
         wanted: &dyn Fn() -> bool,
     ) -> (Option<Self>, Vec<ProgramResult>) {
-        let deadline = Instant::now() + time;
+        let deadline = Instant::now() + timeout;
         let results = match self.protocol {
-            Protocol::Lines => self.by_lines(call, samples, deadline, wanted),
-            _ => self.by_call(call, samples, deadline, wanted),
+            Protocol::Lines => self.by_lines(job, deadline, wanted),
+            _ => self.by_call(job, deadline, wanted),
         };
         match results {
             Ok(results) => {
-                let written = self.process.stderr();
-                let told = |failure: Failure| failure.map(|reason| with_stderr(reason, &written));
-                (Some(self), results.into_iter().map(|result| result.map_err(told)).collect())
+                let stderr = self.process.stderr();
+                let explain = |failure: Failure| failure.map(|reason| with_stderr(reason, &stderr));
+                (Some(self), results.into_iter().map(|result| result.map_err(explain)).collect())
             }
             Err(silence) => {
-                // what a command writes is what its user wrote; a function's answer is written by its worker
+                // the user writes a command's answers, but not those of a function's worker
                 let is_user_error = matches!((&silence, &self.protocol), (Silence::Unreadable(_), Protocol::Lines));
                 let failed = if is_user_error { Failure::Misused } else { Failure::Failed };
-                let reason = failure(self.process, &silence, time);
-                (None, vec![Err(failed(reason)); samples.len()])
+                let reason = failure(self.process, &silence, timeout);
+                (None, vec![Err(failed(reason)); job.samples.len()])
             }
         }
     }
@@ -105,15 +98,14 @@ impl Worker {
     /// One line for all of the completions, one back.
     fn by_call(
         &mut self,
-        call: &Call,
-        samples: &[usize],
+        job: &Job,
         deadline: Instant,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ProgramResult>, Silence> {
         let id = self.next;
         self.next += 1;
-        let own: Vec<_> = samples.iter().map(|&at| &call.samples[at]).collect();
-        let request = json!({"id": id, "samples": own, "trainer_state": call.trainer_state});
+        let samples: Vec<_> = job.samples.iter().map(|&at| &job.call.samples[at]).collect();
+        let request = json!({"id": id, "samples": samples, "trainer_state": job.call.trainer_state});
         self.process.send(format!("{}\n", to_text(&request)));
         let line = self.process.line(deadline, wanted)?;
         let (results, modules) = function_reply(&line, id, samples.len()).map_err(Silence::Unreadable)?;
@@ -121,21 +113,19 @@ impl Worker {
         Ok(results)
     }
 
-    /// A line for each of the completions, and one back, in whatever order.
+    /// A line for each of the completions, and one back, in any order.
     fn by_lines(
         &mut self,
-        call: &Call,
-        samples: &[usize],
+        job: &Job,
         deadline: Instant,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ProgramResult>, Silence> {
         let first = self.next;
-        self.next += samples.len() as u64;
-        let own = samples.iter().zip(first..);
-        let lines = own.map(|(&at, id)| command_line(id, &call.samples[at]));
-        self.process.send(lines.collect());
-        let mut results: Vec<Option<ProgramResult>> = vec![None; samples.len()];
-        for _ in samples {
+        self.next += job.samples.len() as u64;
+        let numbered = job.samples.iter().zip(first..);
+        self.process.send(numbered.map(|(&at, id)| command_line(id, &job.call.samples[at])).collect());
+        let mut results: Vec<Option<ProgramResult>> = vec![None; job.samples.len()];
+        for _ in &job.samples {
             let line = self.process.line(deadline, wanted)?;
             let (id, result) = command_reply(&line).map_err(Silence::Unreadable)?;
             let place = id.checked_sub(first).map(|at| at as usize);

@@ -1,7 +1,6 @@
-//! Which run a folder holds: whether it is the one that is asked for, and where it continues.
+//! Start and resumption of a run: the run that its folder holds, and the checkpoint to continue from.
 //!
-//! Rank 0 alone looks, locks and writes. What it finds is every rank's: all continue from the same checkpoint, or end
-//! with the same message.
+//! Only rank 0 looks, locks and writes. All ranks continue from the same checkpoint, or end with the same message.
 
 use super::Session;
 use crate::checkpoint::{Inputs, RunDir, TrainerState};
@@ -12,72 +11,70 @@ use crate::task::{RewardKind, Task, TaskConfig};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Which run: a new one, or the one in the output folder.
+/// Run to start: a new one, or the one in the output folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// A new run folder.
     Fresh,
-    /// The newest complete checkpoint of the output folder; a new run where it holds none.
+    /// The newest complete checkpoint of the output folder; a new run if it holds none.
     Resume,
-    /// The same, also where files that the run reads have changed since it began.
+    /// As [`Resume`](Self::Resume), even if files that the run reads have changed since it began.
     ResumeChanged,
 }
 
-/// What a session finds in its run folder, before anything is loaded.
+/// Contents of the run folder, before anything is loaded.
 #[derive(Debug, Default)]
-pub(in crate::trainer) struct Found {
-    /// The folder of a run that continues, or starts over; none of a new one.
-    pub run: Option<RunDir>,
+pub(in crate::trainer) struct RunFiles {
+    /// Folder of a run that continues or starts over; `None` of a new one.
+    pub folder: Option<RunDir>,
     /// The newest checkpoint: its step and its folder.
     pub checkpoint: Option<(u64, PathBuf)>,
-    /// Whether the run has done all of its steps, and its summary is there.
+    /// True if the run has done all of its steps, and its summary exists.
     pub ended: bool,
-    /// The files that the run reads; on rank 0.
+    /// Files that the run reads; on rank 0.
     inputs: Option<Inputs>,
 }
 
 impl Session {
-    /// Looks at the run folder. A new run needs one without a run. One that is resumed has to be the same run; the
-    /// checkpoint is none of a run that was killed before its first one and starts over, and all is of a folder without
-    /// a run. Says where there is nothing to train, since all steps are done.
-    pub fn look(&self, start: Start) -> Result<Found> {
-        let (config, world) = (&self.config, &self.world);
-        let mut found = Found::default();
-        let (holds_run, ended) = world.on_main(|| {
-            found = self.found(start)?;
-            Ok((found.run.is_some(), found.ended))
+    /// Looks at the run folder. A new run needs a folder without a run, and a resumed one must be the same run. Without
+    /// a checkpoint, the run was killed before its first one and starts over.
+    pub fn look(&self, start: Start) -> Result<RunFiles> {
+        let world = &self.world;
+        let mut files = RunFiles::default();
+        let (holds_run, ended) = world.run_on_main(|| {
+            files = self.run_files(start)?;
+            Ok((files.folder.is_some(), files.ended))
         })?;
         if !holds_run {
-            return Ok(found);
+            return Ok(files);
         }
         if !world.writes() {
-            let run = RunDir::of_another(&config.output);
-            found.checkpoint = run.checkpoints()?.pop();
-            found.ended = ended;
-            found.run = Some(run);
+            let folder = RunDir::read_only(&self.config.output);
+            files = RunFiles { checkpoint: folder.checkpoints()?.pop(), folder: Some(folder), ended, inputs: None };
         }
-        let newest = found.checkpoint.as_ref().map_or(u64::MAX, |(step, _)| *step);
+        let newest = files.checkpoint.as_ref().map_or(u64::MAX, |(step, _)| *step);
         let advice = "every rank needs the run folder on a file system that all machines share";
         world.same("the newest checkpoint", advice, &newest.to_le_bytes())?;
-        Ok(found)
+        Ok(files)
     }
 
-    /// What rank 0 finds. It makes what is missing, and changes nothing before all have looked.
-    fn found(&self, start: Start) -> Result<Found> {
+    /// Contents of the run folder, on rank 0. It creates missing folders, and changes nothing before all ranks have
+    /// looked.
+    fn run_files(&self, start: Start) -> Result<RunFiles> {
         let output = &self.config.output;
         if start == Start::Fresh {
             RunDir::check_free(output)?;
-            return Ok(Found::default());
+            return Ok(RunFiles::default());
         }
         if !RunDir::holds_run(output) {
             tracing::warn!("--resume: {} contains no run, so a new one starts", output.display());
-            return Ok(Found::default());
+            return Ok(RunFiles::default());
         }
         let run = RunDir::open(output)?;
         let inputs = self.inputs()?;
         let Some((step, folder)) = run.checkpoints()?.pop() else {
             tracing::warn!("--resume: {} contains no checkpoint, so the run starts over", output.display());
-            return Ok(Found { run: Some(run), inputs: Some(inputs), ..Found::default() });
+            return Ok(RunFiles { folder: Some(run), inputs: Some(inputs), ..RunFiles::default() });
         };
         self.check_same_run(&run, &inputs)?;
         check_mode(&self.config, self.mode, &folder)?;
@@ -95,10 +92,10 @@ impl Session {
         }
         // it may have been killed between the last checkpoint and the end
         let ended = done && run.path().join("summary.json").exists();
-        Ok(Found { run: Some(run), checkpoint: Some((step, folder)), ended, inputs: Some(inputs) })
+        Ok(RunFiles { folder: Some(run), checkpoint: Some((step, folder)), ended, inputs: Some(inputs) })
     }
 
-    /// Refuses a configuration that is not the run's. A file may have moved.
+    /// Rejects a configuration that differs from the run's. Files may have moved.
     fn check_same_run(&self, run: &RunDir, now: &Inputs) -> Result<()> {
         let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
         let kept = Inputs::kept(run)?.unwrap_or_default();
@@ -110,13 +107,13 @@ impl Session {
         Ok(())
     }
 
-    /// Begins where the newest checkpoint is, before anything is loaded: compares the modules that programs import, and
-    /// rewinds the logs, where that is not after the last step already.
-    pub fn resume(&self, found: &mut Found, start: Start, programs: &Programs) -> Result<()> {
-        let Some(run) = &found.run else { return Ok(()) };
-        let (inputs, newest) = (&mut found.inputs, found.checkpoint.as_ref().map(|(step, _)| *step));
+    /// Prepares the folder for a run that continues from the newest checkpoint, before anything is loaded: compares the
+    /// modules that programs import, and rewinds the logs unless all steps are done.
+    pub fn resume(&self, files: &mut RunFiles, start: Start, programs: &Programs) -> Result<()> {
+        let Some(run) = &files.folder else { return Ok(()) };
+        let (inputs, newest) = (&mut files.inputs, files.checkpoint.as_ref().map(|(step, _)| *step));
         let continues = newest.is_none_or(|step| step < self.steps);
-        self.world.on_main(|| {
+        self.world.run_on_main(|| {
             let Some(mut inputs) = inputs.take() else { return Ok(()) };
             inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
             if let (Some(kept), true) = (Inputs::kept(run)?, newest.is_some()) {
@@ -129,35 +126,35 @@ impl Session {
             Ok(())
         })?;
         if continues {
-            // a run that starts over keeps nothing; one that continues keeps what its checkpoint knows
+            // a run that starts over keeps no lines; one that continues keeps those up to its checkpoint
             Recorder::rewind(run, newest)?;
             run.write("config.yaml", self.config.to_yaml()?.as_bytes())?;
         }
         Ok(())
     }
 
-    /// A new run folder, which keeps what the run reads.
+    /// Creates the run folder with the inputs of the run.
     pub fn new_folder(&self, programs: &Programs) -> Result<RunDir> {
         let output = &self.config.output;
-        let mut made = None;
-        self.world.on_main(|| {
+        let mut folder = None;
+        self.world.run_on_main(|| {
             let run = RunDir::create(output, &self.config.to_yaml()?)?;
             let mut inputs = self.inputs()?;
             inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
             inputs.keep(&run)?;
-            made = Some(run);
+            folder = Some(run);
             Ok(())
         })?;
-        Ok(made.unwrap_or_else(|| RunDir::of_another(output)))
+        Ok(folder.unwrap_or_else(|| RunDir::read_only(output)))
     }
 
     /// The files that the run reads, as they are now.
     fn inputs(&self) -> Result<Inputs> {
-        Inputs::of(&self.config, self.mode, self.data.files())
+        Inputs::read(&self.config, self.mode, self.data.files())
     }
 
-    /// The key that says how long the run is.
-    pub fn length_key(&self) -> String {
+    /// Key of the run's length.
+    fn length_key(&self) -> String {
         match (self.mode, &self.sft) {
             (Mode::Sft, Some((section, sft))) => {
                 format!("{section}.{}", if sft.epochs.is_some() { "epochs" } else { "steps" })
@@ -167,7 +164,7 @@ impl Session {
     }
 }
 
-/// The user's modules that the Python programs of a task have imported, each list with the key of its program.
+/// Modules of the user that the Python programs of a task have imported, by the key of the program.
 pub(in crate::trainer) fn modules(
     config: &RunConfig,
     task: &dyn Task,
@@ -175,14 +172,14 @@ pub(in crate::trainer) fn modules(
 ) -> Vec<(String, Vec<PathBuf>)> {
     let Some(rows) = config.task.as_ref().and_then(TaskConfig::rows) else { return Vec::new() };
     let rewards = rows.rewards.iter().enumerate();
-    let functions = rewards.filter(|(_, own)| matches!(own.kind, RewardKind::Python(_)));
-    let functions = functions.map(|(at, own)| (format!("task.rewards.{at}"), programs.modules(own.name())));
+    let functions = rewards.filter(|(_, reward)| matches!(reward.kind, RewardKind::Python(_)));
+    let functions = functions.map(|(at, reward)| (format!("task.rewards.{at}"), programs.modules(reward.name())));
     let environments = task.environments().filter(|_| rows.environment.is_some());
-    let environments = environments.map(|own| ("task.environment".to_owned(), own.modules()));
+    let environments = environments.map(|environments| ("task.environment".to_owned(), environments.modules()));
     functions.chain(environments).collect()
 }
 
-/// Refuses a run that the other command started.
+/// Rejects a run that the other command started.
 fn check_mode(config: &RunConfig, mode: Mode, checkpoint: &Path) -> Result<()> {
     let text = std::fs::read_to_string(checkpoint.join("trainer/state.json")).unwrap_or_default();
     let other = match mode {
@@ -196,7 +193,7 @@ fn check_mode(config: &RunConfig, mode: Mode, checkpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses files that are not as they were when the run began, or warns of them where they are allowed.
+/// Rejects files that have changed since the run began, or warns of them if they are allowed.
 fn refuse(run: &RunDir, changes: &[String], start: Start) -> Result<()> {
     if changes.is_empty() {
         return Ok(());

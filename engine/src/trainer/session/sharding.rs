@@ -1,4 +1,4 @@
-//! Which `ZeRO` stage several ranks take under a budget (`ZeRO`, arXiv:1910.02054).
+//! Choice of the `ZeRO` stage under a budget (`ZeRO`, arXiv:1910.02054).
 
 use super::Session;
 use super::ranks::cluster;
@@ -8,11 +8,11 @@ use crate::plan::planner::{Fit, Request};
 use crate::plan::{Plan, Zero};
 
 impl Session {
-    /// The plan within the budget at the first `ZeRO` stage, from the configured one on, at which it is as fast as
-    /// without a budget; if there is none, the fastest that fits at any of the stages that these ranks can run.
+    /// The plan within the budget at the first `ZeRO` stage, from the configured one on, that is as fast as without a
+    /// budget; else the fastest plan that fits at any stage that these ranks can run.
     ///
     /// # Errors
-    /// Where nothing fits at any of these stages: what is missing at the last one.
+    /// If nothing fits at any of these stages: the error of the last one.
     pub(super) fn fit(&self, request: &Request) -> Result<Plan> {
         let configured = self.config.memory.zero();
         if self.world.replicas().is_solo() {
@@ -22,20 +22,20 @@ impl Session {
         let mut best: Option<(f64, Fit)> = None;
         let mut refused = None;
         for stage in Zero::STAGES.into_iter().filter(|&z| z >= configured) {
-            let shared = self.divided(stage, cluster);
-            if stage > configured && !can_share(request, shared) {
+            let parallel = self.divided(stage, cluster);
+            if stage > configured && !can_shard(request, parallel) {
                 continue;
             }
-            let mut own = request.clone();
-            own.memory.set_zero(stage);
-            own.parallel = shared;
-            // what shares nothing out has the plan of one rank
-            let alone = stage == configured && request.parallel.devices() == 1;
-            let fits = own.fit().and_then(|timed| {
+            let mut sharded = request.clone();
+            sharded.memory.set_zero(stage);
+            sharded.parallel = parallel;
+            // ranks that shard nothing have the plan of one rank
+            let as_one = stage == configured && request.parallel.devices() == 1;
+            let fits = sharded.fit().and_then(|timed| {
                 let seconds = cost(&timed);
-                Ok((seconds, if alone { request.fit()? } else { timed }))
+                Ok((seconds, if as_one { request.fit()? } else { timed }))
             });
-            let (found, fit) = match fits {
+            let (seconds, fit) = match fits {
                 Ok(fits) => fits,
                 // a later stage may fit
                 Err(error) => {
@@ -43,13 +43,12 @@ impl Session {
                     continue;
                 }
             };
-            own.budget = None;
-            own.host_budget = None;
-            let as_fast_as_without = own.fit().is_ok_and(|free| found <= SAME * cost(&free));
-            if best.as_ref().is_none_or(|(least, _)| found < *least) {
-                best = Some((found, fit));
+            (sharded.budget, sharded.host_budget) = (None, None);
+            let is_fast = sharded.fit().is_ok_and(|free| seconds <= MAX_SLOWDOWN * cost(&free));
+            if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
+                best = Some((seconds, fit));
             }
-            if as_fast_as_without {
+            if is_fast {
                 break;
             }
         }
@@ -71,17 +70,17 @@ impl Session {
     }
 }
 
-/// A plan is as fast as without a budget where it takes at most so many times as long.
-const SAME: f64 = 1.01;
+/// Maximum time of a plan that counts as fast as without a budget, relative to it.
+const MAX_SLOWDOWN: f64 = 1.01;
 
 fn cost(fit: &Fit) -> f64 {
     fit.estimate.seconds.total() * fit.memory.moments.penalty()
 }
 
-/// Whether ranks can share state out as these degrees say, with what the configuration sets besides.
-fn can_share(request: &Request, parallel: Parallel) -> bool {
+/// Returns true if the configuration supports sharding of state by these degrees.
+fn can_shard(request: &Request, parallel: Parallel) -> bool {
     let memory = &request.memory;
-    // what a configuration with this stage would be refused for
+    // a configuration with this stage would be rejected otherwise
     let stages = parallel.pipeline == 1 || parallel.zero <= Zero::Stage1;
     let codes = request.workload.arch.base.is_none() || parallel.zero < Zero::Stage3;
     let whole = memory.reshard_after_forward || parallel.zero < Zero::Stage3;

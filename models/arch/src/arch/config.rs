@@ -92,16 +92,14 @@ impl Arch {
 
     /// The config of the language model inside a model that sees images (`text_config`), as that of a model by itself;
     /// `None` for every other config.
-    #[must_use]
     pub fn language_model_config(config: &Map<String, Value>) -> Option<Map<String, Value>> {
         nested::language_model(config)
     }
 
-    /// Whether the language model inside of this model is written into it again, with everything else that it has: in
-    /// Qwen 3.5. Others are written as models by themselves.
-    #[must_use]
-    pub fn keeps_what_surrounds(config: &Map<String, Value>) -> bool {
-        nested::is_kept(config)
+    /// True if the language model inside this model is exported with everything around it: in Qwen 3.5. Others are
+    /// exported as language models.
+    pub fn keeps_outer_model(config: &Map<String, Value>) -> bool {
+        nested::keeps_outer_model(config)
     }
 
     /// Completes a hand-written config (a random start) so that transformers reads it as this architecture.
@@ -263,10 +261,10 @@ mod tests {
             "num_hidden_layers": 4, "num_attention_heads": 64, "num_key_value_heads": 8});
         let arch = parse(config.clone()).unwrap();
         assert_eq!(arch.windows, [Some(128), None, Some(128), None]);
-        let own = arch.experts(0).unwrap();
-        let sizes = [own.count, own.per_token, own.intermediate_size, arch.head_dim];
+        let experts = arch.experts(0).unwrap();
+        let sizes = [experts.count, experts.per_token, experts.intermediate_size, arch.head_dim];
         assert_eq!(sizes, [128, 4, 2880, 64]);
-        assert!(arch.attention_sinks && arch.qkv_bias && arch.o_bias && own.bias);
+        assert!(arch.attention_sinks && arch.qkv_bias && arch.o_bias && experts.bias);
         assert_eq!((arch.swiglu_limit, arch.max_positions), (Some(7.0), 131_072));
         let rope = arch.ropes[1].clone().unwrap();
         let RopeScaling::Yarn(yarn) = rope.scaling else { panic!("{rope:?}") };

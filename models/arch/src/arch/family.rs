@@ -44,7 +44,7 @@ pub(super) enum Window {
     Given,
     /// This where the key is absent rather than null.
     Default(usize),
-    /// The same, unless `layer_types` is given.
+    /// This where the key is absent and `layer_types` too.
     Unlisted(usize),
     /// Read where `use_sliding_window` is true.
     Switched,
@@ -57,9 +57,9 @@ pub(super) enum Windowed {
     All,
     /// All but every so-manieth, which a key may count.
     Except(usize, Option<&'static str>),
-    /// Those without a rotary embedding.
+    /// Layers without a rotary embedding.
     Unrotated,
-    /// Those from `max_window_layers` on, where `use_sliding_window` is true.
+    /// Layers from `max_window_layers` on, where `use_sliding_window` is true.
     FromLayer,
 }
 
@@ -75,9 +75,9 @@ pub(super) struct ExpertDefaults {
     pub shared: Option<usize>,
     pub layout: ExpertLayout,
     pub bias: bool,
-    /// Whether weights of chosen experts add up to 1 regardless of `norm_topk_prob`.
+    /// True if weights of chosen experts add up to 1 regardless of `norm_topk_prob`.
     pub normalised: bool,
-    /// Whether layers may be dense (`mlp_only_layers`, `decoder_sparse_step`).
+    /// True if layers may be dense (`mlp_only_layers`, `decoder_sparse_step`).
     pub some_dense: bool,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct FamilySpec {
     pub model_type: &'static str,
     /// The beginning of the class names of its language models.
     pub class: &'static str,
-    /// The same of its models with one number a token.
+    /// The beginning of the class names of its models with one value per token.
     pub scorer: &'static str,
     /// Default of `head_dim`; that of the residual stream divided by the heads where there is none.
     pub head_dim: Option<usize>,
@@ -111,7 +111,7 @@ pub(super) struct FamilySpec {
     pub query_scalar: Option<f64>,
     pub window: Window,
     pub windowed: Windowed,
-    /// Whether `layer_types` lists windows.
+    /// True if `layer_types` lists windows.
     pub lists_windows: bool,
     pub rope_theta: f64,
     /// Rotary settings of a config without any, as JSON.
@@ -321,7 +321,6 @@ impl Family {
     }
 
     /// The `model_type` of its configs.
-    #[must_use]
     pub fn model_type(self) -> &'static str {
         self.spec().model_type
     }
@@ -332,13 +331,11 @@ impl Family {
     }
 
     /// Its class of models with one number a sequence or token.
-    #[must_use]
     pub fn scorer_class(self) -> String {
         format!("{}ForSequenceClassification", self.spec().scorer)
     }
 
     /// Qwen 3.5, dense or with experts.
-    #[must_use]
     pub fn is_qwen3_5(self) -> bool {
         matches!(self, Self::Qwen3_5 | Self::Qwen3_5Moe)
     }
@@ -361,8 +358,8 @@ impl Family {
             ("ForSequenceClassification", HeadKind::Scalar { bias: false }),
             ("ForTokenClassification", HeadKind::Scalar { bias: true }),
         ];
-        let all = FAMILIES.iter().flat_map(|spec| kinds.map(|(end, head)| (spec, end, head)));
-        let mut named = all.filter(|(spec, end, head)| {
+        let classes = FAMILIES.iter().flat_map(|spec| kinds.map(|(end, head)| (spec, end, head)));
+        let mut named = classes.filter(|(spec, end, head)| {
             let start = if *head == HeadKind::LanguageModel { spec.class } else { spec.scorer };
             class.strip_prefix(start) == Some(*end)
         });

@@ -12,11 +12,10 @@ pub enum FeedForward {
 
 impl FeedForward {
     /// The experts; `None` where it is dense.
-    #[must_use]
     pub fn experts(self) -> Option<Experts> {
         match self {
             Self::Dense => None,
-            Self::Experts(own) => Some(own),
+            Self::Experts(experts) => Some(experts),
         }
     }
 }
@@ -33,18 +32,18 @@ pub struct Experts {
     pub per_token: usize,
     /// Width of one expert (`moe_intermediate_size`).
     pub intermediate_size: usize,
-    /// Whether the weights of the chosen experts are divided by their sum (`norm_topk_prob`).
+    /// True if the weights of the chosen experts are divided by their sum (`norm_topk_prob`).
     pub normalised: bool,
     /// Width of the expert that every token goes through besides, by the sigmoid of a gate of its own
     /// (`shared_expert_intermediate_size`).
     pub shared: Option<usize>,
-    /// How a checkpoint has their matrices.
+    /// Layout of their matrices in a checkpoint.
     pub layout: ExpertLayout,
-    /// Whether the router and every matrix of an expert have biases.
+    /// True if the router and every matrix of an expert have biases.
     pub bias: bool,
 }
 
-/// How a checkpoint has the matrices of a layer's experts.
+/// Layout of the matrices of a layer's experts in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertLayout {
     /// A tensor for each matrix of each expert.
@@ -57,8 +56,7 @@ pub enum ExpertLayout {
 }
 
 impl ExpertLayout {
-    /// Whether gate and up are one matrix.
-    #[must_use]
+    /// True if gate and up are one matrix.
     pub fn is_joined(self) -> bool {
         self != Self::Apart
     }

@@ -1,4 +1,4 @@
-//! What mixes the tokens of a layer.
+//! Token mixers of a layer.
 
 /// The first half of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,31 +27,26 @@ pub struct GatedDeltaNet {
 
 impl GatedDeltaNet {
     /// Width of all queries, or of all keys.
-    #[must_use]
     pub fn key_dim(&self) -> usize {
         self.num_key_heads * self.key_head_dim
     }
 
     /// Width of all values.
-    #[must_use]
     pub fn value_dim(&self) -> usize {
         self.num_value_heads * self.value_head_dim
     }
 
     /// Channels of the convolution: queries, keys and values.
-    #[must_use]
     pub fn channels(&self) -> usize {
         2 * self.key_dim() + self.value_dim()
     }
 
     /// Numbers of a sequence's state of the delta rule, `[value heads, key width, value width]`, in one layer.
-    #[must_use]
     pub fn recurrent_state(&self) -> usize {
         self.num_value_heads * self.key_head_dim * self.value_head_dim
     }
 
     /// Numbers of a sequence's last inputs of the convolution, `[taps - 1, channels]`, in one layer.
-    #[must_use]
     pub fn convolution_state(&self) -> usize {
         (self.conv_kernel_dim - 1) * self.channels()
     }

@@ -3,7 +3,7 @@
 
 use std::f64::consts::TAU;
 
-/// How rotary frequencies are stretched beyond the trained context (transformers' `rope_type`).
+/// Scaling of rotary frequencies beyond the trained context (transformers' `rope_type`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// As trained.
@@ -43,9 +43,9 @@ pub struct Yarn {
     pub factor: f64,
     /// The ramp begins at the dimension that turns this often within `original` tokens.
     pub beta_fast: f64,
-    /// It ends at the one that turns this often.
+    /// The ramp ends at the dimension that turns this often.
     pub beta_slow: f64,
-    /// Whether the ramp begins and ends at whole dimensions.
+    /// True if the ramp begins and ends at whole dimensions.
     pub truncate: bool,
     /// Factor of cosines and sines.
     pub attention_factor: f64,
@@ -56,14 +56,13 @@ pub struct Yarn {
 impl Yarn {
     /// `attention_factor` where a config names none: `0.1 m ln(factor) + 1` with m = 1, or the quotient of two such
     /// numbers with m = `mscale` and m = `mscale_all_dim`.
-    #[must_use]
     pub fn default_attention_factor(factor: f64, mscales: Option<[f64; 2]>) -> f64 {
-        let of = |mscale: f64| {
+        let factor_of = |mscale: f64| {
             if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
         };
         match mscales {
-            Some([mscale, all_dim]) => of(mscale) / of(all_dim),
-            None => of(1.0),
+            Some([mscale, all_dim]) => factor_of(mscale) / factor_of(all_dim),
+            None => factor_of(1.0),
         }
     }
 
@@ -98,7 +97,6 @@ pub struct Rope {
 impl Rope {
     /// Rotation angle per position of each pair of dimensions of heads of `head_dim`. `longest` is the number of
     /// positions of the forward pass, which only dynamic scaling uses (as transformers does).
-    #[must_use]
     pub fn frequencies(&self, head_dim: usize, longest: usize) -> Vec<f64> {
         let dim = head_dim as f64;
         let base = |theta: f64| -> Vec<f64> { (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim)).collect() };
@@ -133,7 +131,6 @@ impl Rope {
     }
 
     /// Factor of cosines and sines.
-    #[must_use]
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor,
@@ -153,7 +150,6 @@ pub struct QueryScaling {
 
 impl QueryScaling {
     /// The factor of a query at this position.
-    #[must_use]
     pub fn factor(self, position: u32) -> f64 {
         let contexts = position as usize / self.original;
         1.0 + self.beta * (contexts as f64).ln_1p()
@@ -180,9 +176,9 @@ mod tests {
     fn yarn_keeps_fast_frequencies_and_divides_slow_ones() {
         let plain = Rope { theta: 1e6, scaling: RopeScaling::Default };
         for truncate in [true, false] {
-            let (plain, found) = (plain.frequencies(128, 1), yarn(truncate).frequencies(128, 1));
+            let (plain, stretched) = (plain.frequencies(128, 1), yarn(truncate).frequencies(128, 1));
             // 16,384 / (32 · 2 π) and 16,384 / 2 π of theta^(2 i / 128): pairs 20.4 and 36.4
-            for (i, (w, plain)) in found.iter().zip(plain).enumerate() {
+            for (i, (w, plain)) in stretched.iter().zip(plain).enumerate() {
                 let expected = match i {
                     ..=20 => w / plain - 1.0,
                     37.. => w * 16.0 / plain - 1.0,

@@ -1,13 +1,12 @@
-//! What a parameter takes in memory.
+//! Size and layout of a parameter in memory.
 
 use super::ParamSpec;
 use crate::arch::Arch;
 use firebrick_spec::quantized::QuantizedLayout;
 
 impl ParamSpec {
-    /// The layout of a matrix that an architecture has in few bits: those of a layer's mixer, of its dense MLP and of
-    /// its experts, each of which is quantised by itself.
-    #[must_use]
+    /// The layout of a matrix that an architecture quantizes: those of a layer's mixer, of its dense MLP and of its
+    /// experts, each of which is quantised by itself.
     pub fn layout(&self, arch: &Arch) -> Option<QuantizedLayout> {
         let base = arch.base?;
         let [rows, cols] = self.rows_cols();
@@ -19,7 +18,6 @@ impl ParamSpec {
     }
 
     /// Bytes of its values.
-    #[must_use]
     pub fn bytes(&self, arch: &Arch) -> usize {
         match self.layout(arch) {
             Some(layout) => layout.bytes(),

@@ -2,17 +2,17 @@
 
 use super::slot::Slot;
 
-/// What a parameter is in a checkpoint.
+/// Form of a parameter in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// One tensor of its name and shape.
     Whole,
-    /// A tensor for each of so many experts, in whose name the index stands in place of the `*`; in memory one lies
-    /// below the other.
+    /// A tensor per expert, this many, in whose name the index stands in place of the `*`; in memory one lies below the
+    /// other.
     ByExpert(usize),
     /// One tensor of all experts, whose numbers have another order in memory.
     Ordered(ExpertOrder),
-    /// The matrices B of the adapters of so many experts as PEFT has them beside one parameter of all experts: `[out,
+    /// The matrices B of the adapters of `experts` experts as PEFT has them for one parameter of all experts: `[out,
     /// rank · experts]`, of each rank the experts one behind the other. In memory B of one expert, `[out, rank]`, lies
     /// below that of another.
     AdapterOutputs {
@@ -37,20 +37,6 @@ pub struct ExpertOrder {
 const TILE: usize = 64;
 
 impl ExpertOrder {
-    /// Puts the numbers of experts into their order in memory; `shape` is `[out, in]` of one.
-    pub fn to_memory<T: Copy>(self, shape: [usize; 2], values: &mut [T]) {
-        self.reorder(shape, values, |expert, copy, [there, here]| {
-            expert[here] = copy[there];
-        });
-    }
-
-    /// Puts them back into the checkpoint's.
-    pub fn to_checkpoint<T: Copy>(self, shape: [usize; 2], values: &mut [T]) {
-        self.reorder(shape, values, |expert, copy, [there, here]| {
-            expert[there] = copy[here];
-        });
-    }
-
     /// Calls `assign` with every expert, a copy of it, and the places of each number in a checkpoint and in memory.
     fn reorder<T: Copy>(self, [out, input]: [usize; 2], values: &mut [T], assign: impl Fn(&mut [T], &[T], [usize; 2])) {
         let starts = |end: usize| (0..end).step_by(TILE);
@@ -70,12 +56,12 @@ impl ExpertOrder {
     }
 
     /// The place in a checkpoint of an output in memory.
-    fn output(self, own: usize, out: usize) -> usize {
+    fn output(self, index: usize, out: usize) -> usize {
         let half = out / 2;
-        match (self.interleaved, own < half) {
-            (false, _) => own,
-            (true, true) => 2 * own,
-            (true, false) => 2 * (own - half) + 1,
+        match (self.interleaved, index < half) {
+            (false, _) => index,
+            (true, true) => 2 * index,
+            (true, false) => 2 * (index - half) + 1,
         }
     }
 }
@@ -91,15 +77,14 @@ pub struct ParamSpec {
     /// tensor, `[experts, in, out]` where they lie transposed; of all experts together, `[experts · out, in]`; of the B
     /// of their adapters beside one tensor, `[out, rank · experts]`.
     pub shape: Vec<usize>,
-    /// Whether it is trained: in a model with adapters only they are (and a value head).
+    /// True if it is trained: in a model with adapters only those (and a value head).
     pub trainable: bool,
-    /// What it is in a checkpoint.
+    /// Form in a checkpoint.
     pub stored: Stored,
 }
 
 impl ParamSpec {
     /// A trainable parameter.
-    #[must_use]
     pub fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
         Self { slot, name: name.into(), shape: shape.to_vec(), trainable: true, stored: Stored::Whole }
     }
@@ -110,7 +95,12 @@ impl ParamSpec {
     }
 
     /// The matrices `[out, in]` of all experts in one tensor `[experts, in, out]`, whose outputs may take turns.
-    pub(super) fn turned(slot: Slot, name: String, [experts, out, input]: [usize; 3], interleaved: bool) -> Self {
+    pub(super) fn transposed_experts(
+        slot: Slot,
+        name: String,
+        [experts, out, input]: [usize; 3],
+        interleaved: bool,
+    ) -> Self {
         Self {
             stored: Stored::Ordered(ExpertOrder { transposed: true, interleaved }),
             ..Self::new(slot, name, &[experts, input, out])
@@ -150,34 +140,34 @@ impl ParamSpec {
 
     /// Puts the numbers of a checkpoint's tensor into their order in memory.
     pub fn into_memory<T: Copy>(&self, values: &mut [T]) {
+        self.reorder(values, |target, source, [there, here]| target[here] = source[there]);
+    }
+
+    /// Calls `assign` with parts of the values, a copy of each, and the places of every number in a checkpoint and in
+    /// memory.
+    fn reorder<T: Copy>(&self, values: &mut [T], assign: impl Fn(&mut [T], &[T], [usize; 2])) {
         match self.stored {
-            Stored::Ordered(order) => order.to_memory(self.of_expert(), values),
+            Stored::Ordered(order) => order.reorder(self.of_expert(), values, assign),
             Stored::AdapterOutputs { .. } => {
                 let copy = values.to_vec();
-                self.each_output(|there, here| values[here] = copy[there]);
+                self.each_output(|there, here| assign(values, &copy, [there, here]));
             }
             Stored::Whole | Stored::ByExpert(_) => {}
         }
     }
 
-    /// The same of numbers that are `[experts, out, in]` in the checkpoint whatever the order of its plain tensors is.
+    /// [`Self::into_memory`] of values that are `[experts, out, in]` in the checkpoint, whatever the order of its plain
+    /// tensors.
     pub fn untransposed_into_memory<T: Copy>(&self, values: &mut [T]) {
         if let Stored::Ordered(order) = self.stored {
             let order = ExpertOrder { transposed: false, ..order };
-            order.to_memory(self.of_expert(), values);
+            order.reorder(self.of_expert(), values, |target, source, [there, here]| target[here] = source[there]);
         }
     }
 
     /// Puts numbers into the order of a checkpoint's tensor.
     pub fn into_checkpoint<T: Copy>(&self, values: &mut [T]) {
-        match self.stored {
-            Stored::Ordered(order) => order.to_checkpoint(self.of_expert(), values),
-            Stored::AdapterOutputs { .. } => {
-                let copy = values.to_vec();
-                self.each_output(|there, here| values[there] = copy[here]);
-            }
-            Stored::Whole | Stored::ByExpert(_) => {}
-        }
+        self.reorder(values, |target, source, [there, here]| target[there] = source[here]);
     }
 
     /// Calls `place` with the places of each number of adapters' B in a checkpoint and in memory.
@@ -197,7 +187,6 @@ impl ParamSpec {
 
     /// The tensors of a checkpoint that it is made of, from its first row to its last, each with its own name and
     /// shape.
-    #[must_use]
     pub fn tensors(&self) -> Vec<Self> {
         let Stored::ByExpert(experts) = self.stored else {
             return vec![self.clone()];
@@ -213,7 +202,6 @@ impl ParamSpec {
     }
 
     /// Shape of the tensor in memory, `[rows, columns]`: a vector is one row.
-    #[must_use]
     pub fn rows_cols(&self) -> [usize; 2] {
         match self.shape[..] {
             [n] => [1, n],
@@ -221,16 +209,15 @@ impl ParamSpec {
                 Stored::AdapterOutputs { experts, .. } => [experts * rows, cols / experts],
                 _ => [rows, cols],
             },
-            [all, ..] if self.shape.len() == 3 => {
+            [experts, ..] if self.shape.len() == 3 => {
                 let [rows, cols] = self.of_expert();
-                [all * rows, cols]
+                [experts * rows, cols]
             }
             _ => unreachable!("every parameter of a decoder is a vector or a matrix"),
         }
     }
 
-    /// How many experts have a matrix of their own in it; `None` of what is not of experts.
-    #[must_use]
+    /// Number of experts with a matrix in it; `None` for parameters of no experts.
     pub fn experts(&self) -> Option<usize> {
         match (self.stored, &self.shape[..]) {
             (Stored::ByExpert(experts) | Stored::AdapterOutputs { experts, .. }, _) => Some(experts),
@@ -240,7 +227,6 @@ impl ParamSpec {
     }
 
     /// Number of elements.
-    #[must_use]
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
@@ -255,7 +241,7 @@ mod tests {
         // two experts, three inputs, four outputs: number `100 e + 10 i + o` at [e, i, o]
         let stored: Vec<u32> =
             (0..2).flat_map(|e| (0..3).flat_map(move |i| (0..4).map(move |o| 100 * e + 10 * i + o))).collect();
-        let spec = ParamSpec::turned(Slot::ExpertGateUp, "x".into(), [2, 4, 3], true);
+        let spec = ParamSpec::transposed_experts(Slot::ExpertGateUp, "x".into(), [2, 4, 3], true);
         assert_eq!((spec.shape.as_slice(), spec.rows_cols()), (&[2, 3, 4][..], [8, 3]));
         let mut values = stored.clone();
         spec.into_memory(&mut values);
@@ -269,7 +255,7 @@ mod tests {
 
     #[test]
     fn more_rows_than_are_moved_together_and_biases_are_turned_too() {
-        let spec = ParamSpec::turned(Slot::ExpertDown, "x".into(), [1, 70, 130], false);
+        let spec = ParamSpec::transposed_experts(Slot::ExpertDown, "x".into(), [1, 70, 130], false);
         let mut values: Vec<usize> = (0..70 * 130).collect();
         spec.into_memory(&mut values);
         assert!((0..70).all(|o| (0..130).all(|i| values[o * 130 + i] == i * 70 + o)));

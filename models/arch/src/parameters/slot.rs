@@ -61,7 +61,6 @@ pub enum Slot {
 
 impl Slot {
     /// The bias that is added to the product with this matrix; `None` where no architecture has one.
-    #[must_use]
     pub fn bias(self) -> Option<Self> {
         Some(match self {
             Self::Q => Self::QBias,
@@ -80,7 +79,6 @@ impl Slot {
     }
 
     /// Norm weights, biases and attention's sinks: excluded from weight decay where decay groups are asked for.
-    #[must_use]
     pub fn is_norm_or_bias(self) -> bool {
         !matches!(
             self,
@@ -91,25 +89,21 @@ impl Slot {
     }
 
     /// The matrices of all experts of a layer.
-    #[must_use]
     pub fn is_expert(self) -> bool {
         matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown)
     }
 
     /// The weight matrices of a layer that every token goes through: those of its mixer and of a dense MLP.
-    #[must_use]
     pub fn is_linear(self) -> bool {
-        TargetModule::of(self).is_some_and(|target| !target.is_expert())
+        TargetModule::from_slot(self).is_some_and(|target| !target.is_expert())
     }
 
     /// The low-rank matrices of an adapter.
-    #[must_use]
     pub fn is_adapter(self) -> bool {
         matches!(self, Self::LoraA(_) | Self::LoraB(_))
     }
 
     /// Norm weights: initialised to one (to zero where the family stores w − 1).
-    #[must_use]
     pub fn is_norm(self) -> bool {
         matches!(self, Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm | Self::DeltaNorm)
     }

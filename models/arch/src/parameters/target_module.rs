@@ -12,42 +12,34 @@ const PARAMETERS: [(TargetModule, &str); 2] =
 impl TargetModule {
     /// Every projection that a layer may have: PEFT's `all-linear`, of which an architecture has [some](Self::in_arch).
     /// Experts that are modules of their own have the names of a dense MLP's.
-    #[must_use]
     pub fn all() -> Vec<Self> {
-        let all = TARGET_MODULES.iter().map(|t| t.0);
-        all.filter(|target| !target.is_expert()).collect()
+        TARGET_MODULES.iter().map(|t| t.0).filter(|target| !target.is_expert()).collect()
     }
 
     /// The modules that layers of this architecture have, and the matrices of their experts.
-    #[must_use]
     pub fn in_arch(arch: &Arch) -> Vec<Self> {
         let slots: Vec<Slot> =
             chain(arch).into_iter().flat_map(|unit| unit_specs(arch, unit)).map(|spec| spec.slot).collect();
-        let all = TARGET_MODULES.iter().map(|t| t.0);
-        all.filter(|target| slots.contains(&target.slot())).collect()
+        TARGET_MODULES.iter().map(|t| t.0).filter(|target| slots.contains(&target.slot())).collect()
     }
 
     /// The module's name in a checkpoint: `q_proj`, …
-    #[must_use]
     pub fn module(self) -> &'static str {
         TARGET_MODULES[self as usize].1
     }
 
     /// The name of the parameter that has the matrices of all experts of a layer, where they are one.
-    #[must_use]
     pub fn parameter(self) -> Option<&'static str> {
-        let own = PARAMETERS.iter().find(|(target, _)| *target == self);
-        own.map(|(_, name)| *name)
+        let parameter = PARAMETERS.iter().find(|(target, _)| *target == self);
+        parameter.map(|(_, name)| *name)
     }
 
-    /// Whether it stands for the matrices of all experts of a layer.
-    #[must_use]
+    /// True if it stands for the matrices of all experts of a layer.
     pub fn is_expert(self) -> bool {
         matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown)
     }
 
     /// The matrices of experts that have the same name as a dense MLP's, where experts are modules of their own.
-    #[must_use]
     pub fn of_experts(self) -> Option<Self> {
         match self {
             Self::Gate => Some(Self::ExpertGate),
@@ -64,8 +56,8 @@ impl TargetModule {
     pub fn parse(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
         let known = || TARGET_MODULES.iter().filter(|t| !t.0.is_expert());
         let find = |name: &str| {
-            let found = known().find(|t| t.1 == name);
-            found.map(|t| t.0).ok_or_else(|| {
+            let target = known().find(|t| t.1 == name);
+            target.map(|t| t.0).ok_or_else(|| {
                 let known: Vec<&str> = known().map(|t| t.1).collect();
                 let known = known.join(", ");
                 format!("unknown module {name:?}; supported: {known}, or all-linear for all of them")
@@ -80,33 +72,31 @@ impl TargetModule {
     /// A message with the first unknown name.
     pub fn parse_parameters(names: &[impl AsRef<str>]) -> Result<Vec<Self>, String> {
         let find = |name: &str| {
-            let fits = |own: &str| {
-                let before = own.strip_suffix(name);
-                before.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-            };
-            let found = PARAMETERS.iter().find(|(_, own)| fits(own));
-            found.map(|(target, _)| *target).ok_or_else(|| {
-                let known = PARAMETERS.map(|(_, own)| own).join(", ");
+            let parameter = PARAMETERS.iter().find(|(_, known)| Self::ends_with(known, name));
+            parameter.map(|(target, _)| *target).ok_or_else(|| {
+                let known = PARAMETERS.map(|(_, name)| name).join(", ");
                 format!("unknown parameter {name:?}; supported: {known}")
             })
         };
         sorted(names.iter().map(|name| find(name.as_ref())))
     }
 
+    /// True if the last parts of a path are `name`, which is how PEFT finds modules and parameters.
+    pub fn ends_with(path: &str, name: &str) -> bool {
+        path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+
     /// The target module whose matrix is in `slot`, if there is one.
-    #[must_use]
-    pub fn of(slot: Slot) -> Option<Self> {
+    pub fn from_slot(slot: Slot) -> Option<Self> {
         TARGET_MODULES.iter().find(|t| t.2 == slot).map(|t| t.0)
     }
 
     /// The slot of its matrix.
-    #[must_use]
     pub fn slot(self) -> Slot {
         TARGET_MODULES[self as usize].2
     }
 
     /// Index among the target modules of all layers, for random streams.
-    #[must_use]
     pub fn index(self, layer: usize) -> usize {
         // those that came later have ranges of their own, so that the others keep their streams
         const RANGE: usize = 1 << 24;

@@ -6,7 +6,7 @@ fn target_modules_are_listed_in_the_order_of_the_enum() {
     for (i, (target, module, slot)) in TARGET_MODULES.into_iter().enumerate() {
         assert_eq!(target as usize, i);
         assert_eq!(target.module(), module);
-        assert_eq!(TargetModule::of(slot), Some(target));
+        assert_eq!(TargetModule::from_slot(slot), Some(target));
     }
 }
 

@@ -16,7 +16,6 @@ pub enum UnitKind {
 }
 
 /// The units of an architecture, in the order in which they run.
-#[must_use]
 pub fn chain(arch: &Arch) -> Vec<UnitKind> {
     let layers = (0..arch.num_layers).flat_map(|i| [UnitKind::Attention(i), UnitKind::Mlp(i)]);
     std::iter::once(UnitKind::Embedding).chain(layers).chain(std::iter::once(UnitKind::Head)).collect()

@@ -2,7 +2,7 @@
 
 use super::{Engine, PendingTokens};
 use crate::decode_steps::StepArgs;
-use crate::engine_args::Moments;
+use crate::engine_args::MemoryProbe;
 use crate::running::Row;
 use crate::sampler::{RandomDraw, SampledTokens, sample};
 use burn::tensor::Tensor;
@@ -10,7 +10,7 @@ use firebrick_backends::device::is_cpu;
 use firebrick_models::Result;
 
 impl Engine<'_> {
-    /// Whether another token can be launched before the host reads the last one: no token can change the rows.
+    /// True if another token can be launched before the host reads the last one: no token can change the rows.
     pub(super) fn may_launch_ahead(&self) -> bool {
         let (device, live) = (self.args.decoder.device(), self.running.live());
         let waiting = self.prefill.is_some() || !self.prefilled.is_empty() || !self.waiting.is_empty();
@@ -20,7 +20,7 @@ impl Engine<'_> {
             && (full || !waiting)
             && self.running.could_append(self.cache)
             && !self.running.should_compact(!is_cpu(device))
-            && self.running.rows().iter().flatten().all(lasts)
+            && self.running.rows.iter().flatten().all(lasts)
     }
 
     /// Decodes one token of every running sequence.
@@ -36,7 +36,7 @@ impl Engine<'_> {
         }
         // as many rows as there will be until others are admitted
         let begins = !std::mem::replace(&mut self.decoding, true);
-        let moments = self.args.moments.only(begins);
+        let memory_probe = self.args.memory_probe.only(begins);
         self.record_blocks();
         self.record_waste();
         let later = u32::from(pending.is_some());
@@ -45,10 +45,10 @@ impl Engine<'_> {
         self.stats.slots += self.max_num_seqs;
         let unread = pending.as_ref().map(|pending| &pending.tokens);
         let tokens = match unread {
-            Some(SampledTokens::Host(_)) => self.run_step(unread, &draws, moments),
-            _ if self.steps.is_none() => self.run_step(unread, &draws, moments),
-            Some(SampledTokens::Device(tokens)) => self.run_step_on_device(Some(tokens), &draws, moments),
-            None => self.run_step_on_device(None, &draws, moments),
+            Some(SampledTokens::Host(_)) => self.run_step(unread, &draws, memory_probe),
+            _ if self.steps.is_none() => self.run_step(unread, &draws, memory_probe),
+            Some(SampledTokens::Device(tokens)) => self.run_step_on_device(Some(tokens), &draws, memory_probe),
+            None => self.run_step_on_device(None, &draws, memory_probe),
         }?;
         // the device has its next work: read its last one
         if let Some(pending) = pending {
@@ -60,11 +60,9 @@ impl Engine<'_> {
 
     /// The last token of every row that the host has read.
     fn last_tokens(&self) -> Vec<i32> {
-        let last = |row: &Option<Row>| {
-            let token = row.as_ref().and_then(|row| row.sequence.sample.tokens.last());
-            token.map_or(0, |&t| t as i32)
-        };
-        self.running.rows().iter().map(last).collect()
+        let last =
+            |row: &Option<Row>| row.as_ref().and_then(|row| row.sequence.sample.tokens.last()).map_or(0, |&t| t as i32);
+        self.running.rows.iter().map(last).collect()
     }
 
     /// The random numbers of every row's next token, `later` tokens after that.
@@ -74,8 +72,7 @@ impl Engine<'_> {
             let draw = RandomDraw::next(sequence.key, sequence.sample.tokens.len());
             RandomDraw { position: draw.position + later, ..draw }
         };
-        let rows = self.running.rows().iter();
-        rows.map(|row| row.as_ref().map_or(RandomDraw::NONE, next)).collect()
+        self.running.rows.iter().map(|row| row.as_ref().map_or(RandomDraw::NONE, next)).collect()
     }
 
     /// A token of every row, by operations that the device may not have kernels for.
@@ -83,7 +80,7 @@ impl Engine<'_> {
         &mut self,
         unread: Option<&SampledTokens>,
         draws: &[RandomDraw],
-        moments: Moments<'_>,
+        memory_probe: MemoryProbe<'_>,
     ) -> Result<SampledTokens> {
         let (decoder, sampling) = (self.args.decoder, self.args.criteria.sampling);
         let ids = match unread {
@@ -92,20 +89,20 @@ impl Engine<'_> {
         };
         let metadata = self.cache.decode(decoder.arch(), &self.running.tables());
         let (cache, fingerprint) = (&mut *self.cache, self.fingerprint);
-        decoder.with_its_team(|| {
+        decoder.with_team(|| {
             let hidden = decoder.hidden_cached(ids, &metadata, cache);
-            let logits = moments.logits(decoder, hidden, fingerprint);
+            let logits = memory_probe.logits(decoder, hidden, fingerprint);
             decoder.check_ranks()?;
             sample(logits, sampling, draws)
         })
     }
 
-    /// The same on a GPU that has them all.
+    /// [`Self::run_step`] on a GPU with all kernels.
     fn run_step_on_device(
         &mut self,
         previous: Option<&Tensor<2>>,
         draws: &[RandomDraw],
-        moments: Moments<'_>,
+        memory_probe: MemoryProbe<'_>,
     ) -> Result<SampledTokens> {
         let mut ids = self.last_tokens();
         let Some(steps) = &mut self.steps else { unreachable!("a device without steps") };
@@ -119,20 +116,17 @@ impl Engine<'_> {
             uniforms.resize(padded, RandomDraw::NONE.uniform());
             uniforms
         });
-        let stride = steps.stride();
+        let stride = steps.stride;
         let inputs = self.cache.step_inputs(decoder.arch(), &tables, ids, uniforms, stride);
-        let args = StepArgs { decoder, cache: &mut *self.cache, sampling, previous, moments };
+        let args = StepArgs { decoder, cache: &mut *self.cache, sampling, previous, memory_probe };
         let tokens = steps.run(args, &inputs)?;
-        self.stats.graph_replays = steps.replays();
+        self.stats.graph_replays = steps.replays;
         Ok(SampledTokens::Device(tokens))
     }
 
     /// Reads the pending tokens, if there are any.
     pub(super) fn read_pending(&mut self) -> Result<()> {
-        match self.pending.take() {
-            Some(pending) => self.accept_tokens(pending),
-            None => Ok(()),
-        }
+        self.pending.take().map_or(Ok(()), |pending| self.accept_tokens(pending))
     }
 
     /// Gives every running sequence its token.
@@ -143,16 +137,16 @@ impl Engine<'_> {
         if live == 0 {
             return Ok(());
         }
-        let rows = self.running.rows().len();
+        let rows = self.running.rows.len();
         // rows after these were padding
         for (row, token) in pending.tokens.read()?.into_iter().enumerate().take(rows) {
-            let Some(mut own) = self.running.rows_mut()[row].take() else {
+            let Some(mut member) = self.running.rows[row].take() else {
                 continue;
             };
-            if self.accept(&mut own.sequence, token)? {
-                self.end(own.sequence, Some(own.table))?;
+            if self.accept(&mut member.sequence, token)? {
+                self.end(member.sequence, Some(member.table))?;
             } else {
-                self.running.rows_mut()[row] = Some(own);
+                self.running.rows[row] = Some(member);
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What becomes of a sequence after a turn.
+//! Continuation of a sequence after a turn.
 
 use super::Engine;
 use crate::request::{FinishReason, check_ids};
@@ -8,7 +8,7 @@ use firebrick_models::{Error, Result};
 
 impl Engine<'_> {
     /// Does what is said to come after a sequence's turn.
-    pub(super) fn go_on(&mut self, mut sequence: Sequence, next: Next) -> Result<()> {
+    pub(super) fn continue_sequence(&mut self, mut sequence: Sequence, next: Next) -> Result<()> {
         match next {
             Next::End => (self.ended)(sequence.sample),
             Next::Cut => {
@@ -18,7 +18,7 @@ impl Engine<'_> {
             Next::Wait => self.parked.push(sequence),
             Next::Restart => {
                 sequence.restart();
-                self.waiting.go_on(sequence);
+                self.waiting.push_continued(sequence);
             }
             Next::Append(tokens) => {
                 let (more, most) = (tokens.len(), self.max_new_tokens(&sequence));
@@ -31,7 +31,7 @@ impl Engine<'_> {
                 }
                 check_ids(&tokens, self.args.decoder.arch().vocab_size)?;
                 sequence.insert(&tokens);
-                self.waiting.go_on(sequence);
+                self.waiting.push_continued(sequence);
             }
         }
         Ok(())
@@ -51,7 +51,7 @@ impl Engine<'_> {
                     arrival.1, arrival.0
                 )));
             };
-            self.go_on(sequence, next)?;
+            self.continue_sequence(sequence, next)?;
         }
         if self.parked.len() == waiting {
             return Err(Error::Sampling(format!(

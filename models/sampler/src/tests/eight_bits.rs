@@ -11,8 +11,8 @@ fn log_probs_in_8_bits_are_near_those_of_the_trained_weights_and_not_the_same() 
         let schedule = Schedule { family, prepack: INT8, ..crowded(None) };
         let decoder = decoder(family);
         for (sample, request) in run(&schedule).samples.iter().flat_map(|sample| {
-            let all = requests(&schedule.lengths);
-            [(sample.clone(), all[sample.request].clone())]
+            let prompts = requests(&schedule.lengths);
+            [(sample.clone(), prompts[sample.request].clone())]
         }) {
             let tokens = [request.tokens.as_slice(), &sample.tokens].concat();
             let rows = scores(&decoder, &tokens, 1.0);
@@ -36,8 +36,8 @@ fn eight_bits_take_a_quarter_and_what_no_kernel_would_read_is_refused() {
     let head = 4 * VOCAB.next_multiple_of(32) * 32;
     let [exact, codes] = [bytes(PANELS) - head, bytes(INT8)];
     assert!(4 * codes > exact && 4 * codes < exact * 5 / 4, "{exact} {codes}");
-    let both = Prepack { panels: true, ..INT8 };
-    assert_eq!(bytes(both), codes + head);
+    let panels = Prepack { panels: true, ..INT8 };
+    assert_eq!(bytes(panels), codes + head);
     for unread in [decoder.in_precision(Precision::Bf16), {
         let mut away = decoder.clone();
         away.move_to(Home::Host).expect("weights on the host");
@@ -60,15 +60,14 @@ fn keys_and_values_in_8_bits_give_the_same_tokens_under_every_schedule() {
         let short = SchedulerConfig { kv_cache_bytes: Some(least * 3 / 2), ..chunked };
         let run = |limits: &SchedulerConfig| {
             let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
-            let generated = generator.run_with(&requests, 3, limits, |_| {});
-            generated.expect("samples")
+            generator.run_with(&requests, 3, limits, |_| {}).expect("samples")
         };
         let expected = run(&whole);
         // A number at the boundary of two codes may be rounded to either: how many are, depends on the machine's vector
         // instructions.
         for limits in [chunked, short] {
-            let found = run(&limits);
-            let pairs = || found.samples.iter().zip(&expected.samples);
+            let generated = run(&limits);
+            let pairs = || generated.samples.iter().zip(&expected.samples);
             let same = pairs().filter(|(a, b)| a.tokens == b.tokens);
             assert!(same.clone().count() >= 11, "{family}: {limits:?}");
             let apart = same.flat_map(|(a, b)| a.logps.iter().zip(&b.logps));

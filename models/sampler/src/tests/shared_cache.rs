@@ -1,4 +1,4 @@
-//! What sequences share of the cache, and what it takes.
+//! Blocks that sequences share in the cache, and memory of the cache.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn the_account_holds_what_the_cache_takes_and_gives_it_back() {
     let sampling = SamplingParams { max_new_tokens: 10, ..SamplingParams::default() };
     let accounts = Accounts::new();
     let generator =
-        Generator::new(&decoder, None, &sampling).expect("valid settings").accounted(&accounts).prepack(PANELS);
+        Generator::new(&decoder, None, &sampling).expect("valid settings").with_accounts(&accounts).prepack(PANELS);
     let generated = generator.run_with(&requests(&[4, 7]), 2, &SchedulerConfig::new(4), |_| {}).expect("samples");
     let balance = accounts.balance(Category::KvCache, Home::Device);
     assert_eq!(balance.peak_bytes, generated.stats.cache_bytes as u64);
@@ -39,10 +39,7 @@ fn the_next_turn_of_a_conversation_is_prefilled_from_its_new_tokens_on() {
     let limits = SchedulerConfig { max_model_len: Some(120), keep_completions: true, ..SchedulerConfig::new(4) };
     let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
     let first = requests(&[20, 7]);
-    let run = |requests: &[GenerationRequest]| {
-        let generated = generator.run_with(requests, 1, &limits, |_| {});
-        generated.expect("samples")
-    };
+    let run = |requests: &[GenerationRequest]| generator.run_with(requests, 1, &limits, |_| {}).expect("samples");
     let turn = run(&first);
     let second: Vec<GenerationRequest> = first
         .iter()
@@ -56,8 +53,7 @@ fn the_next_turn_of_a_conversation_is_prefilled_from_its_new_tokens_on() {
     let forgetful = Generator::new(&decoder, None, &sampling).expect("valid settings");
     let hits = [&first, &second].map(|requests| {
         let limits = SchedulerConfig { keep_completions: false, ..limits };
-        let generated = forgetful.run_with(requests, 1, &limits, |_| {});
-        generated.expect("samples").stats.prefix_cache_hits
+        forgetful.run_with(requests, 1, &limits, |_| {}).expect("samples").stats.prefix_cache_hits
     });
     assert_eq!(hits, [0, 16], "full blocks of the first prompts alone");
     // of 50 and 37 tokens, the last one of which is not in the cache, three blocks and two
@@ -73,14 +69,12 @@ fn two_thousand_sequences_pass_through_pools_of_one_size() {
     let decoder = decoder("llama");
     let sampling = SamplingParams { max_new_tokens: 40, stop_ids: (0..6).collect(), ..SamplingParams::default() };
     let accounts = Accounts::new();
-    let generator = Generator::new(&decoder, None, &sampling).expect("valid settings").accounted(&accounts);
+    let generator = Generator::new(&decoder, None, &sampling).expect("valid settings").with_accounts(&accounts);
     let lengths: Vec<usize> = (0..256).map(|i| 1 + i * 7 % 24).collect();
     let limits = SchedulerConfig::new(256);
-    let generated = generator.run_with(&requests(&lengths), 8, &limits, |_| {});
-    let stats = generated.expect("samples").stats;
+    let stats = generator.run_with(&requests(&lengths), 8, &limits, |_| {}).expect("samples").stats;
     let blocks = limits.blocks(decoder.arch(), 2048, 64).expect("no limit");
-    let demand = limits.kv_cache_demand(decoder.arch(), 2048, 64);
-    let bytes = demand.bytes(decoder.arch(), &blocks);
+    let bytes = limits.kv_cache_demand(decoder.arch(), 2048, 64).bytes(decoder.arch(), &blocks);
     let balance = accounts.balance(Category::KvCache, Home::Device);
     assert_eq!((balance.bytes, balance.peak_bytes), (bytes, bytes));
     assert_eq!((stats.cache_bytes as u64, stats.preemptions), (bytes, 0));

@@ -1,4 +1,4 @@
-//! What sequences share where there are states of linear attention, and what keeping them takes.
+//! States of linear attention that sequences share, and memory of those that are kept.
 
 use super::*;
 
@@ -7,8 +7,7 @@ fn linear(schedule: Schedule) -> Schedule {
 }
 
 fn tokens(generated: &Generated) -> Vec<Vec<u32>> {
-    let samples = generated.samples.iter();
-    samples.map(|s| s.tokens.clone()).collect()
+    generated.samples.iter().map(|s| s.tokens.clone()).collect()
 }
 
 #[test]
@@ -44,8 +43,8 @@ fn prompts_that_begin_alike_run_what_they_have_in_common_once() {
 fn prompts_that_part_at_several_places_begin_at_the_last_one_that_was_seen() {
     // pairs of prompts with 64 tokens in common, all of them with 32
     let token = |i: usize, salt: usize| ((i * 7919 + salt * 104_729) % VOCAB) as u32;
-    let prompt = |pair: usize, own: usize| -> Vec<u32> {
-        let parts = [(0..32, 0), (32..64, 1 + pair), (64..70, 10 + own)];
+    let prompt = |pair: usize, index: usize| -> Vec<u32> {
+        let parts = [(0..32, 0), (32..64, 1 + pair), (64..70, 10 + index)];
         let tokens = parts.into_iter().flat_map(|(range, salt)| range.map(move |i| token(i, salt)));
         tokens.collect()
     };
@@ -65,8 +64,8 @@ fn prompts_that_part_at_several_places_begin_at_the_last_one_that_was_seen() {
         // together the second prompt of each pair begins after 64 tokens; one at a time, each finds where it parts from
         // those before it
         let hits = first.stats.prefix_cache_hits;
-        let found = if batched < 2 * 70 { 3 * 32 } else { 3 * 64 };
-        assert_eq!(hits, found, "{batched}");
+        let expected = if batched < 2 * 70 { 3 * 32 } else { 3 * 64 };
+        assert_eq!(hits, expected, "{batched}");
         let run_tokens = first.stats.prefill_tokens + hits;
         assert_eq!(run_tokens, 6 * 70);
         // the same prompts again: slots for eight sequences, of which six are decoded, keep the states of two pairs at
@@ -74,7 +73,7 @@ fn prompts_that_part_at_several_places_begin_at_the_last_one_that_was_seen() {
         let again = run().expect("samples");
         assert_eq!(tokens(&again), tokens(&first));
         let hits = again.stats.prefix_cache_hits;
-        let least = if batched < 2 * 70 { found + 1 } else { 5 * 64 };
+        let least = if batched < 2 * 70 { expected + 1 } else { 5 * 64 };
         assert!((least..=6 * 64).contains(&hits), "{hits}, {batched}");
     }
 }
@@ -92,10 +91,7 @@ fn a_later_conversation_begins_after_the_last_token_of_the_one_before_that_was_r
         };
         let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
         let first = requests(&[20, 7]);
-        let run = |requests: &[GenerationRequest]| {
-            let generated = generator.run_with(requests, 1, &limits, |_| {});
-            generated.expect("samples")
-        };
+        let run = |requests: &[GenerationRequest]| generator.run_with(requests, 1, &limits, |_| {}).expect("samples");
         let turn = run(&first);
         let second: Vec<GenerationRequest> = first
             .iter()
@@ -122,11 +118,10 @@ fn the_account_holds_the_slots_that_an_estimate_counts() {
     let sampling = SamplingParams { max_new_tokens: 10, ..SamplingParams::default() };
     for (running, n) in [(4, 2), (9, 8), (64, 1)] {
         let accounts = Accounts::new();
-        let generator = Generator::new(&decoder, None, &sampling).expect("valid settings").accounted(&accounts);
+        let generator = Generator::new(&decoder, None, &sampling).expect("valid settings").with_accounts(&accounts);
         let limits = SchedulerConfig::new(running);
         let prompts = requests_after(40, &[4; 20]);
-        let generated = generator.run_with(&prompts, n, &limits, |_| {});
-        let stats = generated.expect("samples").stats;
+        let stats = generator.run_with(&prompts, n, &limits, |_| {}).expect("samples").stats;
         assert!(stats.prefix_cache_hits > 0);
         let blocks = limits.blocks(decoder.arch(), 20 * n, 54).expect("no limit");
         let demand = limits.kv_cache_demand(decoder.arch(), 20 * n, 54);
@@ -150,8 +145,7 @@ fn no_states_are_found_after_the_weights_have_changed() {
     for _ in 0..2 {
         let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
         for _ in 0..2 {
-            let generated = generator.run_with(&prompts, 2, &limits, |_| {});
-            let generated = generated.expect("samples");
+            let generated = generator.run_with(&prompts, 2, &limits, |_| {}).expect("samples");
             for sample in &generated.samples {
                 let request = &prompts[sample.request];
                 check(&decoder, request, &sampling, &limits, sample);

@@ -21,17 +21,17 @@ impl TensorRanks for Ranks {
         self.0.size()
     }
 
-    fn all_reduce(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
-        self.0.all_reduce_tensor(own)
+    fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.0.all_reduce_tensor(values)
     }
 
-    fn all_gather(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
-        self.0.all_gather_tensor(own)
+    fn all_gather(&self, values: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.0.all_gather_tensor(values)
     }
 
-    fn all_gather_bytes(&self, own: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {
-        let all = self.0.all_gather(Flat::Bytes(own))?;
-        Ok(all.as_bytes().to_vec())
+    fn all_gather_bytes(&self, bytes: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {
+        let gathered = self.0.all_gather(Flat::Bytes(bytes))?;
+        Ok(gathered.as_bytes().to_vec())
     }
 }
 
@@ -39,49 +39,48 @@ impl TensorRanks for Ranks {
 fn share(decoder: &Decoder, rank: &Arc<dyn Collective>) -> Result<Decoder, Error> {
     let group = TensorGroup::new(Arc::new(Ranks(Arc::clone(rank))));
     let whole = |unit: usize| {
-        let own = decoder.units()[unit].range.clone();
-        Ok::<_, Error>(own.map(|index| decoder.param(index)).collect())
+        let range = decoder.units()[unit].range.clone();
+        Ok::<_, Error>(range.map(|index| decoder.param(index)).collect())
     };
-    decoder.tensor_shard(&group, decoder.arch().precision, whole)
+    decoder.sampling_shard(&group, decoder.arch().precision, whole)
 }
 
-/// What each of so many ranks makes of a schedule with a model, and what it sent.
+/// Results of a schedule on `size` ranks, and their messages.
 fn on_ranks(decoder: &Decoder, schedule: &Schedule, size: usize) -> Vec<(Result<Generated, Error>, Traffic, usize)> {
     let requests = requests_after(schedule.system, &schedule.lengths);
     let done = Threads::run(size, Settings::default(), |rank| {
-        let own = share(decoder, &rank).expect("a share");
+        let shard = share(decoder, &rank).expect("a share");
         let mut limits = schedule.limits;
-        let generator = Generator::new(&own, None, &schedule.sampling).expect("valid settings");
+        let generator = Generator::new(&shard, None, &schedule.sampling).expect("valid settings");
         let generator = generator.prepack(schedule.prepack);
         limits.kv_cache_bytes = schedule.budget.map(|share| {
             let longest = requests.iter().map(|r| r.tokens.len()).max().unwrap_or(0);
             let longest = longest + schedule.sampling.max_new_tokens;
-            (limits.least_cache_bytes(own.arch(), longest) as f64 * share) as usize
+            (limits.least_cache_bytes(shard.arch(), longest) as f64 * share) as usize
         });
         let done = generator.run_with(&requests, schedule.n, &limits, |_| {});
-        (done, rank.traffic(), own.bytes_in(Home::Device))
+        (done, rank.traffic(), shard.bytes_in(Home::Device))
     });
     done.into_iter().map(|rank| rank.expect("no panic")).collect()
 }
 
 fn samples(generated: &Generated) -> Vec<(Vec<u32>, Vec<u32>)> {
     let bits = |s: &Sample| s.logps.iter().map(|logp| logp.to_bits()).collect();
-    let each = generated.samples.iter();
-    each.map(|s| (s.tokens.clone(), bits(s))).collect()
+    generated.samples.iter().map(|s| (s.tokens.clone(), bits(s))).collect()
 }
 
-/// Checks a schedule on so many ranks; gives the first rank's run, and how many tokens differ from their draws.
+/// Checks a schedule on `size` ranks; returns the first rank's run, and the number of tokens that differ from their
+/// draws.
 fn checked_on(decoder: &Decoder, schedule: &Schedule, size: usize) -> (Generated, usize) {
     let requests = requests_after(schedule.system, &schedule.lengths);
-    let ranks = on_ranks(decoder, schedule, size);
-    let mut ranks = ranks.into_iter().map(|(done, ..)| done.expect("samples"));
+    let mut ranks = on_ranks(decoder, schedule, size).into_iter().map(|(done, ..)| done.expect("samples"));
     let first = ranks.next().expect("a rank");
     assert_eq!(first.samples.len(), requests.len() * schedule.n);
     for other in ranks {
         assert_eq!(samples(&other), samples(&first), "the same on all ranks");
     }
-    let found = first.samples.iter();
-    let others = found.map(|sample| {
+    let samples = first.samples.iter();
+    let others = samples.map(|sample| {
         let request = &requests[sample.request];
         check(decoder, request, &schedule.sampling, &schedule.limits, sample)
     });
@@ -104,14 +103,14 @@ fn ranks_that_share_matrices_sample_the_draws_of_the_whole_model() {
         let decoder = decoder(schedule.family);
         let (generated, others) = checked_on(&decoder, &schedule, size);
         let drawn: usize = generated.samples.iter().map(|s| s.tokens.len()).sum();
-        let (all, differing) = counts.get();
-        counts.set((all + drawn, differing + others));
+        let (draws, differing) = counts.get();
+        counts.set((draws + drawn, differing + others));
         Ok(())
     });
     outcome.expect("every schedule holds");
-    let (all, differing) = counts.get();
-    assert!(all > 1000, "only {all} tokens");
-    assert!(differing * 1000 <= all, "{differing} of {all} tokens are not their draws");
+    let (draws, differing) = counts.get();
+    assert!(draws > 1000, "only {draws} tokens");
+    assert!(differing * 1000 <= draws, "{differing} of {draws} tokens are not their draws");
 }
 
 #[test]
@@ -173,15 +172,13 @@ fn keys_and_values_in_8_bits_are_shared_too() {
     let alone = {
         let requests = requests_after(schedule.system, &schedule.lengths);
         let generator = Generator::new(&decoder, None, &schedule.sampling).expect("settings");
-        let done = generator.run_with(&requests, schedule.n, &schedule.limits, |_| {});
-        done.expect("samples")
+        generator.run_with(&requests, schedule.n, &schedule.limits, |_| {}).expect("samples")
     };
     for (done, ..) in on_ranks(&decoder, &schedule, 2) {
         let done = done.expect("samples");
         assert_eq!(done.stats.cache_bytes, alone.stats.cache_bytes / 2);
         // a scale belongs to a head, which one rank has: keys and values are rounded as on one rank
-        let pairs = done.samples.iter().zip(&alone.samples);
-        let same = pairs.filter(|(a, b)| a.tokens == b.tokens).count();
+        let same = done.samples.iter().zip(&alone.samples).filter(|(a, b)| a.tokens == b.tokens).count();
         assert!(same + 1 >= alone.samples.len(), "{same} are the same");
     }
 }
@@ -201,41 +198,40 @@ fn a_forward_pass_sends_two_sums_a_layer_one_for_the_embedding_and_gathers_the_l
     }
 }
 
-/// What ranks say whose requests differ as `differ` makes them.
+/// Errors of ranks whose requests differ as `differ` makes them.
 fn diverging(differ: impl Fn(usize, &mut GenerationRequest) + Sync) -> Vec<Error> {
     let decoder = decoder("llama");
     let sampling = SamplingParams { max_new_tokens: 12, ..SamplingParams::default() };
-    let said = Threads::run(2, Settings::default(), |rank| {
-        let own = share(&decoder, &rank).expect("a share");
-        let mut all = requests(&[4, 7]);
-        for own in &mut all {
-            differ(rank.rank(), own);
+    let errors = Threads::run(2, Settings::default(), |rank| {
+        let shard = share(&decoder, &rank).expect("a share");
+        let mut prompts = requests(&[4, 7]);
+        for request in &mut prompts {
+            differ(rank.rank(), request);
         }
-        let generator = Generator::new(&own, None, &sampling).expect("settings");
-        let done = generator.run_with(&all, 2, &SchedulerConfig::new(4), |_| {});
-        done.map(drop).expect_err("ranks that differ")
+        let generator = Generator::new(&shard, None, &sampling).expect("settings");
+        generator.run_with(&prompts, 2, &SchedulerConfig::new(4), |_| {}).map(drop).expect_err("ranks that differ")
     });
-    said.into_iter().map(|rank| rank.expect("no panic")).collect()
+    errors.into_iter().map(|rank| rank.expect("no panic")).collect()
 }
 
 #[test]
 fn ranks_that_sample_other_tokens_end_with_an_error() {
-    let other_draws = |rank: usize, own: &mut GenerationRequest| own.key.seed += rank as u64;
+    let other_draws = |rank: usize, request: &mut GenerationRequest| request.key.seed += rank as u64;
     for error in diverging(other_draws) {
         assert!(matches!(error, Error::Diverged { rank: 1 }), "{error}");
         assert!(!error.is_user_error() && error.to_string().contains("rollout.tensor_model"));
     }
     // one token, after which nothing is gathered any more
-    let last_draw = |rank: usize, own: &mut GenerationRequest| {
-        own.key.seed += rank as u64;
-        own.max_new_tokens = Some(1);
+    let last_draw = |rank: usize, request: &mut GenerationRequest| {
+        request.key.seed += rank as u64;
+        request.max_new_tokens = Some(1);
     };
     for error in diverging(last_draw) {
         assert!(matches!(error, Error::Diverged { rank: 1 }), "{error}");
     }
     // another number of rows
-    let other_length = |rank: usize, own: &mut GenerationRequest| {
-        own.tokens.resize(own.tokens.len() + rank, 1);
+    let other_length = |rank: usize, request: &mut GenerationRequest| {
+        request.tokens.resize(request.tokens.len() + rank, 1);
     };
     for error in diverging(other_length) {
         let message = error.to_string();
@@ -247,17 +243,16 @@ fn ranks_that_sample_other_tokens_end_with_an_error() {
 fn a_rank_that_gives_up_ends_the_sampling_of_the_others() {
     let decoder = decoder("llama");
     let sampling = SamplingParams::default();
-    let said = Threads::run(2, Settings::default(), |rank| {
-        let own = share(&decoder, &rank).expect("a share");
+    let errors = Threads::run(2, Settings::default(), |rank| {
+        let shard = share(&decoder, &rank).expect("a share");
         if rank.rank() == 1 {
             rank.abort("no more");
             return String::new();
         }
-        let generator = Generator::new(&own, None, &sampling).expect("settings");
-        let done = generator.run(&requests(&[4]), 2, 4);
+        let done = Generator::new(&shard, None, &sampling).expect("settings").run(&requests(&[4]), 2, 4);
         done.map(drop).expect_err("the other is gone").to_string()
     });
-    let message = said[0].as_ref().expect("no panic");
+    let message = errors[0].as_ref().expect("no panic");
     assert!(message.contains("rank 1 is gone: no more"), "{message}");
 }
 
@@ -266,11 +261,10 @@ fn models_that_ranks_cannot_share_are_refused_by_name() {
     for (family, part) in [("qwen3_5_text", "gated DeltaNet"), ("llama", "divides 4")] {
         let decoder = decoder(family);
         let size = if family == "llama" { 3 } else { 2 };
-        for said in Threads::run(size, Settings::default(), |rank| {
-            let refused = share(&decoder, &rank).expect_err("refused");
-            refused.to_string()
-        }) {
-            let message = said.expect("no panic");
+        for outcome in
+            Threads::run(size, Settings::default(), |rank| share(&decoder, &rank).expect_err("refused").to_string())
+        {
+            let message = outcome.expect("no panic");
             assert!(message.contains(part), "{message}");
         }
     }

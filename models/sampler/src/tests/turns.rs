@@ -28,7 +28,7 @@ impl Scripted {
 impl Turns for Scripted {
     fn turn(&mut self, sample: &Sample, room: usize) -> Next {
         let place = (sample.request, sample.sample);
-        let next = if let Some(at) = self.restarts.iter().position(|own| *own == place) {
+        let next = if let Some(at) = self.restarts.iter().position(|restart| *restart == place) {
             self.restarts.swap_remove(at);
             Next::Restart
         } else if sample.finish == FinishReason::Length || sample.turns() > self.turns {
@@ -71,25 +71,25 @@ fn play(decoder: &Decoder, limits: &SchedulerConfig, turns: &mut Scripted) -> Ge
 }
 
 /// Checks every token: a draw where it was sampled, the script's where not.
-fn check_turns(decoder: &Decoder, found: &Sample) {
+fn check_turns(decoder: &Decoder, sampled: &Sample) {
     let sampling = sampling();
     let near = nearness(decoder);
-    let request = &requests(&[20, 7, 13, 33, 5])[found.request];
-    let tokens = [request.tokens.as_slice(), &found.tokens].concat();
+    let request = &requests(&[20, 7, 13, 33, 5])[sampled.request];
+    let tokens = [request.tokens.as_slice(), &sampled.tokens].concat();
     let rows = scores(decoder, &tokens, 1.0);
-    let key = DrawKey { sample: request.key.sample + found.sample as u32, ..request.key };
+    let key = DrawKey { sample: request.key.sample + sampled.sample as u32, ..request.key };
     let mut before = 0;
-    for range in &found.inserted {
-        let last = found.tokens[range.start - 1];
+    for range in &sampled.inserted {
+        let last = sampled.tokens[range.start - 1];
         assert!(STOPS.contains(&last), "a turn ends before an answer");
         assert!(range.start > before && range.len() == 3);
-        assert_eq!(found.tokens[range.end - 1], 40);
+        assert_eq!(sampled.tokens[range.end - 1], 40);
         before = range.end;
     }
-    assert!(before < found.tokens.len(), "a completion ends with a turn");
-    for (i, &token) in found.tokens.iter().enumerate() {
-        if found.inserted.iter().any(|range| range.contains(&i)) {
-            assert_eq!((found.logps[i], found.full_logps[i]), (0.0, 0.0));
+    assert!(before < sampled.tokens.len(), "a completion ends with a turn");
+    for (i, &token) in sampled.tokens.iter().enumerate() {
+        if sampled.inserted.iter().any(|range| range.contains(&i)) {
+            assert_eq!((sampled.logps[i], sampled.full_logps[i]), (0.0, 0.0));
             continue;
         }
         let row = &rows[request.tokens.len() + i - 1];
@@ -97,15 +97,14 @@ fn check_turns(decoder: &Decoder, found: &Sample) {
         let draws = [0.0, -near, near].map(|shift| sample_truncated(row, &sampling, (u + shift) as f32));
         assert!(draws.iter().any(|draw| draw.token == token), "token {i}");
         if draws[0].token == token {
-            let apart = f64::from((draws[0].logp - found.logps[i]).abs());
+            let apart = f64::from((draws[0].logp - sampled.logps[i]).abs());
             assert!(apart < near, "log-prob of token {i}: {apart}");
         }
     }
 }
 
 fn tokens(generated: &Generated) -> Vec<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
-    let samples = generated.samples.iter();
-    samples.map(|s| (s.tokens.clone(), s.inserted.clone())).collect()
+    generated.samples.iter().map(|s| (s.tokens.clone(), s.inserted.clone())).collect()
 }
 
 #[test]
@@ -129,8 +128,8 @@ fn answers_that_come_late_and_turns_that_begin_again_change_no_token() {
     for later in [false, true] {
         let mut again = Scripted::new(3, later);
         again.restarts = vec![(0, 1), (3, 0), (4, 1)];
-        let found = play(&decoder, &limits(None), &mut again);
-        assert_eq!(tokens(&found), tokens(&at_once), "later: {later}");
+        let replayed = play(&decoder, &limits(None), &mut again);
+        assert_eq!(tokens(&replayed), tokens(&at_once), "later: {later}");
         assert!(again.restarts.is_empty());
     }
 }
@@ -142,12 +141,12 @@ fn a_small_cache_changes_no_token_of_any_turn() {
         let roomy = play(&decoder, &limits(None), &mut Scripted::new(3, true));
         let least = SchedulerConfig::new(1).least_cache_bytes(decoder.arch(), 33 + 60);
         let crowded = limits(Some(2 * least));
-        let found = play(&decoder, &crowded, &mut Scripted::new(3, true));
-        for sample in &found.samples {
+        let preempted = play(&decoder, &crowded, &mut Scripted::new(3, true));
+        for sample in &preempted.samples {
             check_turns(&decoder, sample);
         }
-        assert_eq!(tokens(&found), tokens(&roomy), "{family}");
-        assert!(found.stats.cache_bytes < roomy.stats.cache_bytes);
+        assert_eq!(tokens(&preempted), tokens(&roomy), "{family}");
+        assert!(preempted.stats.cache_bytes < roomy.stats.cache_bytes);
     }
 }
 
@@ -182,10 +181,10 @@ fn an_answer_without_room_for_a_turn_is_refused() {
     let sampling = sampling();
     let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
     let prompts = requests(&[5]);
-    let found = generator.run_turns(&prompts, 1, &limits(None), &mut TooLong, |_| {});
-    let message = found.expect_err("no room").to_string();
+    let outcome = generator.run_turns(&prompts, 1, &limits(None), &mut TooLong, |_| {});
+    let message = outcome.expect_err("no room").to_string();
     assert!(message.contains("leaves room for one after it"), "{message}");
-    let found = generator.run_turns(&prompts, 1, &limits(None), &mut Silent, |_| {});
-    let message = found.expect_err("no answer").to_string();
+    let outcome = generator.run_turns(&prompts, 1, &limits(None), &mut Silent, |_| {});
+    let message = outcome.expect_err("no answer").to_string();
     assert!(message.contains("there is none"), "{message}");
 }

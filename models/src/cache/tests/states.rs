@@ -40,7 +40,7 @@ impl Shadow {
         }
     }
 
-    /// What a forward pass does before it runs.
+    /// Copies of a forward pass before it runs.
     fn copy(&mut self) {
         let slots = self.cache.slots.as_mut().expect("linear attention");
         self.states.resize(slots.len(), Vec::new());
@@ -110,22 +110,22 @@ impl Shadow {
 
     /// Runs the last token of a sequence; false where the pool has no room for it.
     fn run_last(&mut self, index: usize) -> bool {
-        let mut own = self.live.swap_remove(index);
-        let last = own.tokens.len() - 1;
-        let room = self.cache.append(&mut own.table, 1);
+        let mut live = self.live.swap_remove(index);
+        let last = live.tokens.len() - 1;
+        let room = self.cache.append(&mut live.table, 1);
         if room {
-            self.forward(&own.table, &own.tokens, last..last + 1);
+            self.forward(&live.table, &live.tokens, last..last + 1);
         }
-        self.live.push(own);
+        self.live.push(live);
         room
     }
 
     fn preempt(&mut self, index: usize) {
-        let mut own = self.live.swap_remove(index);
-        let ran = &own.tokens[..own.tokens.len() - 1];
-        self.cache.keep_prefix(&mut own.table, ran);
-        self.cache.free(own.table);
-        self.earlier.push(own.tokens);
+        let mut live = self.live.swap_remove(index);
+        let ran = &live.tokens[..live.tokens.len() - 1];
+        self.cache.keep_prefix(&mut live.table, ran);
+        self.cache.free(live.table);
+        self.earlier.push(live.tokens);
     }
 
     /// Ends a turn, whose last token may have been run already; answers are short.
@@ -135,20 +135,20 @@ impl Shadow {
         }
         // running a token moves its sequence to the end
         let index = if overrun { self.live.len() - 1 } else { index };
-        let mut own = self.live.swap_remove(index);
-        let ran = own.tokens[..own.table.tokens()].to_vec();
-        self.cache.save_states(&mut own.table, &ran, at);
-        self.cache.free(own.table);
-        self.earlier.push([&own.tokens[..], &[3, 4]].concat());
+        let mut live = self.live.swap_remove(index);
+        let ran = live.tokens[..live.table.tokens()].to_vec();
+        self.cache.save_states(&mut live.table, &ran, at);
+        self.cache.free(live.table);
+        self.earlier.push([&live.tokens[..], &[3, 4]].concat());
     }
 
     fn check(&self) {
         let slots = self.cache.slots.as_ref().expect("linear attention");
-        let mut own: Vec<u32> = self.live.iter().filter_map(|l| l.table.state).collect();
-        own.sort_unstable();
-        own.dedup();
-        assert_eq!(own.len(), self.live.len(), "a slot for each sequence");
-        assert_eq!(slots.used(), own.len());
+        let mut used: Vec<u32> = self.live.iter().filter_map(|l| l.table.state).collect();
+        used.sort_unstable();
+        used.dedup();
+        assert_eq!(used.len(), self.live.len(), "a slot for each sequence");
+        assert_eq!(slots.used(), used.len());
         let group = &self.cache.groups[0];
         let mut references = vec![0; group.pool.len()];
         let tables = self.live.iter().flat_map(|l| &l.table.groups[0].blocks);
@@ -163,9 +163,9 @@ impl Shadow {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// So many tokens that all prompts may begin with, then so many of one of three kinds.
+    /// A number of tokens that all prompts may begin with, then a number of one of three kinds.
     Prompt(usize, usize, u32),
-    /// What an earlier sequence ended with.
+    /// The tokens that an earlier sequence ended with.
     Again(usize, bool),
     Decode,
     Fork(usize),
@@ -192,10 +192,10 @@ fn decode(shadow: &mut Shadow) {
             return;
         }
         if shadow.run_last(0) {
-            let Some(own) = shadow.live.last_mut() else {
+            let Some(live) = shadow.live.last_mut() else {
                 return;
             };
-            own.tokens.push((own.tokens.len() % 3) as u32);
+            live.tokens.push((live.tokens.len() % 3) as u32);
         } else {
             let youngest = shadow.live.len() - 1;
             shadow.preempt(youngest);
@@ -216,8 +216,8 @@ proptest! {
         for step in steps {
             let live = shadow.live.len();
             match step {
-                Step::Prompt(common, own, salt) => {
-                    shadow.begin(&[tokens(common, 0), tokens(own, salt)].concat(), true);
+                Step::Prompt(common, unique, salt) => {
+                    shadow.begin(&[tokens(common, 0), tokens(unique, salt)].concat(), true);
                 }
                 Step::Again(i, is_prompt) if !shadow.earlier.is_empty() => {
                     let i = i % shadow.earlier.len();
@@ -228,9 +228,9 @@ proptest! {
                 }
                 Step::Decode => decode(&mut shadow),
                 Step::Fork(i) if live > 0 => {
-                    let own = &mut shadow.live[i % live];
-                    let table = shadow.cache.fork(&mut own.table);
-                    let mut tokens = own.tokens.clone();
+                    let sequence = &mut shadow.live[i % live];
+                    let table = shadow.cache.fork(&mut sequence.table);
+                    let mut tokens = sequence.tokens.clone();
                     tokens.pop();
                     tokens.push(8);
                     shadow.live.push(Live { table, tokens });
@@ -295,16 +295,13 @@ fn kept_states_go_before_a_sequence_waits_for_a_slot() {
         decode(&mut shadow);
         shadow.end(0, Boundary::Turn, false);
     }
-    let found = |shadow: &Shadow| {
-        let all = shadow.earlier.iter();
-        all.map(|t| shadow.cache.found_tokens(t)).collect::<Vec<_>>()
-    };
-    assert_eq!(found(&shadow), [21, 21, 21]);
+    let hits = |shadow: &Shadow| shadow.earlier.iter().map(|t| shadow.cache.found_tokens(t)).collect::<Vec<_>>();
+    assert_eq!(hits(&shadow), [21, 21, 21]);
     // the ends of their prompts are gone; then those go that were kept first
     assert!(shadow.begin(&tokens(17, 4), false));
-    assert_eq!(found(&shadow), [0, 21, 21]);
+    assert_eq!(hits(&shadow), [0, 21, 21]);
     assert!(shadow.begin(&tokens(17, 5), false));
-    assert_eq!(found(&shadow), [0, 0, 21]);
+    assert_eq!(hits(&shadow), [0, 0, 21]);
     assert_eq!(shadow.cache.states_held(), 3 * shadow.cache.state_bytes);
 }
 

@@ -30,19 +30,19 @@ const IGNORED: [&str; 12] = [
 /// Values of `init_lora_weights` that do not change the base model.
 const PLAIN_STARTS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
-/// What a model has that can have adapters, by the names of a checkpoint.
+/// Modules and parameters of a model that can have adapters, by the names of a checkpoint.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct AdapterTargets {
     modules: Vec<(String, TargetModule)>,
-    /// Those of all experts of a layer.
+    /// Parameters of all experts of a layer.
     parameters: Vec<(String, TargetModule)>,
 }
 
-impl Known {
-    pub(super) fn of<'a>(base: impl Iterator<Item = &'a ParamSpec>) -> Self {
+impl AdapterTargets {
+    pub(super) fn from_specs<'a>(base: impl Iterator<Item = &'a ParamSpec>) -> Self {
         let mut known = Self::default();
         for spec in base {
-            let Some(target) = TargetModule::of(spec.slot) else {
+            let Some(target) = TargetModule::from_slot(spec.slot) else {
                 continue;
             };
             for part in spec.tensors() {
@@ -57,7 +57,7 @@ impl Known {
 }
 
 /// Reads PEFT's config. Options that would compute something else are refused by name.
-pub(super) fn parse(config: &Map<String, Value>, known: &Known) -> Result<LoraConfig, String> {
+pub(super) fn parse(config: &Map<String, Value>, known: &AdapterTargets) -> Result<LoraConfig, String> {
     let kind = config.get("peft_type").and_then(Value::as_str);
     if kind != Some("LORA") {
         return Err(format!("`peft_type` must be \"LORA\", found {}", shown(config, "peft_type")));
@@ -92,8 +92,8 @@ pub(super) fn parse(config: &Map<String, Value>, known: &Known) -> Result<LoraCo
     lora.check().map(|()| lora)
 }
 
-/// What the config adapts: modules, and parameters of experts.
-fn targets(config: &Map<String, Value>, known: &Known) -> Result<Vec<TargetModule>, String> {
+/// Targets of the config: modules, and parameters of experts.
+fn targets(config: &Map<String, Value>, known: &AdapterTargets) -> Result<Vec<TargetModule>, String> {
     let parameters = match config.get("target_parameters") {
         None | Some(Value::Null) => Vec::new(),
         Some(_) => names(config, "target_parameters", "a list of parameter names")?,
@@ -106,7 +106,7 @@ fn targets(config: &Map<String, Value>, known: &Known) -> Result<Vec<TargetModul
         ));
     }
     let mut targets = match config.get("target_modules") {
-        Some(Value::String(all)) if all == ALL_LINEAR => known.modules.iter().map(|(_, target)| *target).collect(),
+        Some(Value::String(word)) if word == ALL_LINEAR => known.modules.iter().map(|(_, target)| *target).collect(),
         None | Some(Value::Null) if !parameters.is_empty() => Vec::new(),
         _ => {
             let what = "a list of module names or \"all-linear\"";
@@ -115,8 +115,9 @@ fn targets(config: &Map<String, Value>, known: &Known) -> Result<Vec<TargetModul
                 .map_err(|e| format!("`target_modules`: {e}"))?
         }
     };
-    let own = covered(&parameters, &known.parameters, |unknown| TargetModule::parse_parameters(unknown).map(|_| ()));
-    targets.extend(own.map_err(|e| format!("`target_parameters`: {e}"))?);
+    let experts =
+        covered(&parameters, &known.parameters, |unknown| TargetModule::parse_parameters(unknown).map(|_| ()));
+    targets.extend(experts.map_err(|e| format!("`target_parameters`: {e}"))?);
     targets.sort_unstable();
     targets.dedup();
     Ok(targets)
@@ -129,26 +130,22 @@ fn names<'a>(config: &'a Map<String, Value>, key: &str, what: &str) -> Result<Ve
     names.ok_or_else(|| format!("`{key}` must be {what}, found {}", shown(config, key)))
 }
 
-/// The targets among `all` that a list of names covers. As in PEFT, a name stands for the modules with that name or
+/// The targets among `modules` that a list of names covers. As in PEFT, a name stands for the modules with that name or
 /// with a name that ends in a point and that name; PEFT saves `all-linear` as such a list. `check` refuses names of
 /// nothing.
 fn covered(
     names: &[&str],
-    all: &[(String, TargetModule)],
+    modules: &[(String, TargetModule)],
     check: impl Fn(&[&str]) -> Result<(), String>,
 ) -> Result<Vec<TargetModule>, String> {
-    let fits = |module: &str, name: &str| {
-        let before = module.strip_suffix(name);
-        before.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    };
-    let any = |name: &str| all.iter().any(|(module, _)| fits(module, name));
+    let any = |name: &str| modules.iter().any(|(module, _)| TargetModule::ends_with(module, name));
     let unknown: Vec<&str> = names.iter().copied().filter(|name| !any(name)).collect();
     check(&unknown)?;
     // of each target, how many have an adapter and how many there are
     let mut counts: BTreeMap<TargetModule, [usize; 2]> = BTreeMap::new();
-    for (module, target) in all {
+    for (module, target) in modules {
         let [with, of] = counts.entry(*target).or_default();
-        *with += usize::from(names.iter().any(|name| fits(module, name)));
+        *with += usize::from(names.iter().any(|name| TargetModule::ends_with(module, name)));
         *of += 1;
     }
     let mut targets = Vec::new();
@@ -170,7 +167,7 @@ fn covered(
     Ok(targets)
 }
 
-/// Whether an option is at a value that turns it off.
+/// True if an option is at a value that turns it off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -203,21 +200,21 @@ mod tests {
     }
 
     /// Two layers, each with a projection of attention and one of a dense MLP.
-    fn dense() -> Known {
+    fn dense() -> AdapterTargets {
         let modules = (0..2).flat_map(|layer| {
             let named =
                 |target: TargetModule, half: &str| (format!("model.layers.{layer}.{half}.{}", target.module()), target);
             [named(TargetModule::Q, "self_attn"), named(TargetModule::Up, "mlp")]
         });
-        Known { modules: modules.collect(), parameters: Vec::new() }
+        AdapterTargets { modules: modules.collect(), parameters: Vec::new() }
     }
 
     #[test]
     fn names_stand_for_the_modules_that_end_in_them() {
         let targets = |names: Value| with(json!({ "target_modules": names })).map(|l| l.target_modules);
-        let all = ["model.layers.0.mlp.up_proj", "layers.1.mlp.up_proj", "self_attn.q_proj"];
-        assert_eq!(targets(json!(all)), Ok(vec![TargetModule::Q, TargetModule::Up]));
-        let message = targets(json!([all[0], "q_proj"])).unwrap_err();
+        let names = ["model.layers.0.mlp.up_proj", "layers.1.mlp.up_proj", "self_attn.q_proj"];
+        assert_eq!(targets(json!(names)), Ok(vec![TargetModule::Q, TargetModule::Up]));
+        let message = targets(json!([names[0], "q_proj"])).unwrap_err();
         assert!(message.contains("up_proj has an adapter in 1 of 2 layers"), "{message}");
         assert!(targets(json!(["proj"])).unwrap_err().contains("unknown module \"proj\""));
     }
@@ -228,8 +225,8 @@ mod tests {
         let expected =
             LoraConfig { rank: 4, alpha: 8.0, use_rslora: true, dropout: 0.05, target_modules: vec![TargetModule::Q] };
         assert_eq!(lora, expected);
-        let all = with(json!({"target_modules": "all-linear"})).unwrap();
-        assert_eq!(all.target_modules, [TargetModule::Q, TargetModule::Up]);
+        let lora = with(json!({"target_modules": "all-linear"})).unwrap();
+        assert_eq!(lora.target_modules, [TargetModule::Q, TargetModule::Up]);
         let none = with(json!({"target_modules": []})).unwrap_err();
         assert!(none.contains("is empty"), "{none}");
     }
@@ -257,7 +254,7 @@ mod tests {
         }
     }
 
-    fn of_experts(known: &Known, changes: &Value) -> Result<Vec<TargetModule>, String> {
+    fn of_experts(known: &AdapterTargets, changes: &Value) -> Result<Vec<TargetModule>, String> {
         let mut config = json!({"peft_type": "LORA", "r": 2});
         let (config, changes) = (config.as_object_mut().unwrap(), changes.as_object().unwrap());
         config.extend(changes.clone());
@@ -287,8 +284,8 @@ mod tests {
             known.parameters.push((format!("model.layers.{layer}.{parameter}"), target));
         }
         let of = |changes: Value| of_experts(&known, &changes);
-        let both = json!({"target_parameters": ["mlp.experts.down_proj", "gate_up_proj"]});
-        assert_eq!(of(both), Ok(vec![gate_up, down]));
+        let parameters = json!({"target_parameters": ["mlp.experts.down_proj", "gate_up_proj"]});
+        assert_eq!(of(parameters), Ok(vec![gate_up, down]));
         let beside = json!({"target_modules": ["up_proj"], "target_parameters": ["down_proj"]});
         assert_eq!(of(beside), Ok(vec![TargetModule::Up, down]));
         let modules = json!({"target_modules": "all-linear", "target_parameters": null});

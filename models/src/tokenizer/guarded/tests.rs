@@ -78,18 +78,18 @@ proptest! {
     #[test]
     fn data_are_encoded_as_by_the_librarys_own_switch(text in texts(), at in 0..7_usize) {
         thread_local! { static ALL: Vec<(&'static str, Tokenizer)> = tokenizers(); }
-        ALL.with(|all| {
-            let (name, tokenizer) = &all[at];
+        ALL.with(|cases| {
+            let (name, tokenizer) = &cases[at];
             let mut as_text = tokenizer.backend.clone();
             as_text.set_encode_special_tokens(true);
             for add_special_tokens in [false, true] {
                 let expected = as_text.encode(text.as_str(), add_special_tokens).expect("encoded").get_ids().to_vec();
-                let found = tokenizer.encode_text(&text, &Control::NOWHERE, add_special_tokens).expect("encoded");
-                prop_assert_eq!(&found, &expected, "{}: {:?}", name, text);
+                let ids = tokenizer.encode_text(&text, &Control::NOWHERE, add_special_tokens).expect("encoded");
+                prop_assert_eq!(&ids, &expected, "{}: {:?}", name, text);
             }
             let whole = Control::In(std::iter::once(0..text.len()).collect());
-            let found = tokenizer.encode_text(&text, &whole, false).expect("encoded");
-            prop_assert_eq!(found, tokenizer.encode(&text, false).expect("encoded"), "{}: {:?}", name, text);
+            let ids = tokenizer.encode_text(&text, &whole, false).expect("encoded");
+            prop_assert_eq!(ids, tokenizer.encode(&text, false).expect("encoded"), "{}: {:?}", name, text);
             Ok(())
         })?;
     }
@@ -97,11 +97,11 @@ proptest! {
     #[test]
     fn tokens_of_marked_texts_have_their_places_in_the_text(text in texts()) {
         let tokenizer = tokenizer(|_| {});
-        let found = tokenizer.encode_with_offsets(&text, &Control::NOWHERE).expect("encoded");
+        let encoded = tokenizer.encode_with_offsets(&text, &Control::NOWHERE).expect("encoded");
         let mut as_text = tokenizer.backend.clone();
         as_text.set_encode_special_tokens(true);
         let expected = as_text.encode(text.as_str(), false).expect("encoded");
-        prop_assert_eq!(found.ids, expected.get_ids());
-        prop_assert_eq!(found.offsets, expected.get_offsets());
+        prop_assert_eq!(encoded.ids, expected.get_ids());
+        prop_assert_eq!(encoded.offsets, expected.get_offsets());
     }
 }

@@ -44,11 +44,11 @@ fn update(settings_of_plan: &[&str]) -> [u64; 2] {
     let counted = updates.map(|line| line["peak_bytes"].as_u64().expect("a peak of the pools"));
     let timeline = json(&read("memory_timeline.json"));
     let phases = timeline["plans"][0]["phases"].as_array().expect("phases");
-    let of_update = phases.iter().filter(|phase| {
+    let update_traffic = phases.iter().filter(|phase| {
         let name = phase["name"].as_str();
         name.is_some_and(|name| ["backward", "optimizer"].contains(&name))
     });
-    let predicted = of_update.map(|phase| {
+    let predicted = update_traffic.map(|phase| {
         let categories = phase["categories"].as_object().expect("categories");
         // what the pools round up is not in use
         let own = categories.iter().filter(|(name, _)| *name != Category::Overhead.name());

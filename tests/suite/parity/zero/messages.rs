@@ -37,9 +37,9 @@ fn compare(model: &Model) -> usize {
                 // without ZeRO nothing is exchanged in rounds
                 let rounds = found.rounds.max(1) as u64;
                 let expected =
-                    weights::of_update(model.decoder.arch(), model.decoder.lora(), &plan, size as u64, rounds);
+                    weights::update_traffic(model.decoder.arch(), model.decoder.lora(), &plan, size as u64, rounds);
                 for (kind, own) in KINDS {
-                    let expected = expected.of(kind, Axis::Data);
+                    let expected = expected.get(kind, Axis::Data);
                     let label = format!("{} of {}, {stage}, {order:?}, {size} ranks", own.name(), model.name);
                     assert_eq!(own.name(), kind.name());
                     let updates = UPDATES as u64;

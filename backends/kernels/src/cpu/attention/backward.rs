@@ -1,14 +1,9 @@
 //! The backward pass of attention: probabilities are computed again, a block of queries at a time.
 
 use super::blocks::{Block, Heads, Rows, probabilities};
-use crate::cpu::gemm::{Matrix, Size, Target, multiply};
-use crate::cpu::parallel::{SharedPtr, dims, elements, tensor, vectorised};
-use crate::cpu::real::{Real, dot};
+use crate::cpu::prelude::*;
 use crate::prefix_groups::PrefixGroup;
 use crate::shapes::AttentionShape;
-use burn::backend::flex::FlexTensor;
-use gemm::Parallelism;
-use rayon::prelude::*;
 
 /// Buffers of one thread.
 struct Scratch<T> {
@@ -30,7 +25,7 @@ pub(super) fn backward<T: Real>(
     sinks: Option<&FlexTensor>,
     gradient: &FlexTensor,
 ) -> ([FlexTensor; 3], Option<FlexTensor>) {
-    let heads = Heads::of(q, k);
+    let heads = Heads::new(q, k);
     let (q_dims, kv_dims): ([usize; 3], [usize; 3]) = (dims(q), dims(k));
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let g: &[T] = elements(gradient);
@@ -41,14 +36,14 @@ pub(super) fn backward<T: Real>(
     // a group shares rows of keys, so one task accumulates their gradients
     let tasks: Vec<(usize, usize, &PrefixGroup)> = shape
         .groups
-        .all
+        .groups
         .iter()
         .enumerate()
         .flat_map(|(index, group)| (0..heads.kv).map(move |kv| (index, kv, group)))
         .collect();
     let sinks: Option<&[T]> = sinks.map(elements);
     // a row for each group: which task is first does not matter
-    let rows = sinks.map_or(0, |_| shape.groups.all.len());
+    let rows = sinks.map_or(0, |_| shape.groups.groups.len());
     let mut d_sinks = vec![T::ZERO; rows * heads.query];
     let d_sinks_start = SharedPtr(d_sinks.as_mut_ptr());
     let empty = || Scratch { p: Vec::new(), ds: Vec::new(), raw: Vec::new(), shares: Vec::new() };
@@ -63,7 +58,6 @@ pub(super) fn backward<T: Real>(
             }
             if sinks.is_some() {
                 // SAFETY: the buffer has the group's row, and no other task writes this head of it.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                 unsafe {
                     *d_sinks_start.get().add(index * heads.query + head) = d_sink;
                 }
@@ -100,7 +94,7 @@ impl<T: Real> BackwardPass<'_, T> {
         let [q, k, v, g] = self.inputs;
         let [dq, dk, dv] = self.targets;
         let (m, n) = (block.queries.len(), block.keys.len());
-        let query = heads.query(rows.own_row(block.queries.start), head);
+        let query = heads.query(rows.suffix_row(block.queries.start), head);
         let (queries, d_out) = (Matrix::row_major(&q[query..], q_row), Matrix::row_major(&g[query..], q_row));
         scratch.p.resize(m * n, T::ZERO);
         scratch.ds.resize(m * n, T::ZERO);
@@ -112,9 +106,8 @@ impl<T: Real> BackwardPass<'_, T> {
             let values = Matrix::row_major(&v[key..], kv_row).transposed();
             multiply(size, Target::new(&mut scratch.ds[column..], n, false), d_out, values, one);
         }
-        let d_sink = self.score_gradients(block, scratch, self.sinks.map(|all| all[head]));
+        let d_sink = self.score_gradients(block, scratch, self.sinks.map(|sinks| sinks[head]));
         // SAFETY: no other task writes dQ of this head and these rows.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         let dq = unsafe { dq.get().add(query) };
         for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
             let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
@@ -123,7 +116,6 @@ impl<T: Real> BackwardPass<'_, T> {
             let target = Target { start: dq, row: q_row, add: i > 0 };
             multiply(Size { m, k: tokens.len(), n: heads.dim }, target, ds, keys, one);
             // SAFETY: no other task writes dK and dV of this key head and this group's rows.
-            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let (dk, dv) = unsafe { (dk.get().add(key), dv.get().add(key)) };
             let size = Size { m: tokens.len(), k: m, n: heads.dim };
             let target = |start| Target { start, row: kv_row, add: true };

@@ -1,11 +1,8 @@
 //! Blocks of queries, the rows of the keys that they see, and their probabilities.
 
-use crate::cpu::parallel::dims;
-use crate::cpu::real::{Real, largest};
+use crate::cpu::prelude::*;
 use crate::prefix_groups::PrefixGroup;
 use crate::shapes::AttentionShape;
-use burn::backend::flex::FlexTensor;
-use std::ops::Range;
 
 /// Queries of a block.
 const BLOCK: usize = 64;
@@ -19,7 +16,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    pub(super) fn of(q: &FlexTensor, k: &FlexTensor) -> Self {
+    pub(super) fn new(q: &FlexTensor, k: &FlexTensor) -> Self {
         let ([_, heads, dim], [_, kv, _]) = (dims(q), dims(k));
         Self { query: heads, kv, dim }
     }
@@ -51,13 +48,13 @@ impl Heads {
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
     prefix: Range<usize>,
-    own: Range<usize>,
+    suffix: Range<usize>,
 }
 
 impl Rows {
     /// The row of a token that is not in the prefix.
-    pub(super) fn own_row(&self, token: usize) -> usize {
-        self.own.start + token - self.prefix.len()
+    pub(super) fn suffix_row(&self, token: usize) -> usize {
+        self.suffix.start + token - self.prefix.len()
     }
 
     /// Tokens as runs of consecutive rows: each run's tokens and its first row.
@@ -65,14 +62,14 @@ impl Rows {
         let shared = self.prefix.len();
         let first = tokens.start.min(shared)..tokens.end.min(shared);
         let second = tokens.start.max(shared)..tokens.end.max(shared);
-        [(first.clone(), self.prefix.start + first.start), (second.clone(), self.own.start + second.start - shared)]
+        [(first.clone(), self.prefix.start + first.start), (second.clone(), self.suffix.start + second.start - shared)]
             .into_iter()
             .filter(|(tokens, _)| !tokens.is_empty())
     }
 
     /// Blocks of the sequence's own queries.
     pub(super) fn blocks(&self, window: Option<usize>) -> impl Iterator<Item = Block> + use<> {
-        let (first, end) = (self.prefix.len(), self.prefix.len() + self.own.len());
+        let (first, end) = (self.prefix.len(), self.prefix.len() + self.suffix.len());
         (first..end).step_by(BLOCK).map(move |start| {
             let end = (start + BLOCK).min(end);
             let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
@@ -84,9 +81,9 @@ impl Rows {
 impl PrefixGroup {
     /// Every sequence of queries: the prefix by itself, then each member after it.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Rows> + '_ {
-        let prefix = Rows { prefix: self.prefix.start..self.prefix.start, own: self.prefix.clone() };
+        let prefix = Rows { prefix: self.prefix.start..self.prefix.start, suffix: self.prefix.clone() };
         std::iter::once(prefix)
-            .chain(self.members.iter().map(|own| Rows { prefix: self.prefix.clone(), own: own.clone() }))
+            .chain(self.members.iter().map(|member| Rows { prefix: self.prefix.clone(), suffix: member.clone() }))
     }
 }
 
@@ -146,11 +143,11 @@ fn softmax<T: Real>(row: &mut [T], shape: &AttentionShape, sink: Option<T>) -> O
         *s = (*s - max).exp();
         sums[0] += *s;
     }
-    let own = sink.map(|sink| (sink - max).exp());
-    let all = sums.into_iter().sum::<T>() + own.unwrap_or(T::ZERO);
-    let inverse = T::ONE / all;
+    let sink_weight = sink.map(|sink| (sink - max).exp());
+    let total = sums.into_iter().sum::<T>() + sink_weight.unwrap_or(T::ZERO);
+    let inverse = T::ONE / total;
     for s in row.iter_mut() {
         *s = *s * inverse;
     }
-    own.map(|own| own * inverse)
+    sink_weight.map(|sink_weight| sink_weight * inverse)
 }

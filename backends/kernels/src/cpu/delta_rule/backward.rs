@@ -17,13 +17,8 @@ use super::chunk::{CHUNK, Keys, Scratch, prefetch_rows, sized};
 use super::factors::Factors;
 use super::inputs::Inputs;
 use super::products::{columns, lower_of, lower_times, lower_transposed_times, product};
-use crate::cpu::gemm::{Matrix, Target};
-use crate::cpu::parallel::{SharedPtr, dims, elements, tensor, vectorised};
-use crate::cpu::real::{Real, dot};
+use crate::cpu::prelude::*;
 use crate::delta::{DeltaHeads, StateRows};
-use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
-use std::ops::Range;
 
 /// Gradients of queries, keys and values, of g, and of β.
 pub(super) fn backward<T: Real>(
@@ -32,7 +27,7 @@ pub(super) fn backward<T: Real>(
     heads: DeltaHeads,
     sequences: &[StateRows],
 ) -> [FlexTensor; 3] {
-    let inputs = Inputs::<T>::of(tensors, heads);
+    let inputs = Inputs::<T>::new(tensors, heads);
     let d_out: &[T] = elements(gradient);
     let [rows, channels] = dims(&tensors[0]);
     let mut d_qkv = vec![T::ZERO; rows * channels];
@@ -56,19 +51,19 @@ pub(super) fn backward<T: Real>(
 /// Buffers of one thread.
 #[derive(Default)]
 struct Buffers<T> {
-    /// Of each chunk, what the value heads of a key head share.
+    /// Of each chunk, the keys that the value heads of a key head share.
     keys: Vec<Keys<T>>,
-    /// Of each chunk, what the way forward gives for one value head.
-    found: Vec<Found<T>>,
+    /// Of each chunk, the results of the forward pass for one value head.
+    forward: Vec<Forward<T>>,
     /// dQ and below it dK of each chunk, as they are after division by norms, of all value heads of the key head, `[2
     /// m, key_dim]`.
     d_qk: Vec<Vec<T>>,
     chunk: ChunkBuffers<T>,
 }
 
-/// What the way forward gives for a chunk of a value head.
+/// Results of the forward pass for a chunk of a value head.
 #[derive(Default)]
-struct Found<T> {
+struct Forward<T> {
     /// The state before it.
     state: Vec<T>,
     /// U and N, `[m, value_dim]`.
@@ -89,7 +84,7 @@ struct ChunkBuffers<T> {
     d_p: Vec<T>,
     d_a: Vec<T>,
     /// G + Gᵀ, `[m, m]`.
-    both: Vec<T>,
+    g_sums: Vec<T>,
     /// N dS′ᵀ, `[m, key_dim]`.
     written: Vec<T>,
     /// F Sᵀ and below it E Sᵀ, then dQ and dK of this value head, `[2 m, key_dim]`.
@@ -113,36 +108,36 @@ struct Chunk<'a, T> {
     head: usize,
     rows: Range<usize>,
     keys: &'a Keys<T>,
-    found: &'a Found<T>,
+    forward: &'a Forward<T>,
 }
 
 impl<T: Real> Pass<'_, T> {
-    fn sequence(&self, rows: Range<usize>, scratch: &mut Scratch<T>, own: &mut Buffers<T>) {
+    fn sequence(&self, rows: Range<usize>, scratch: &mut Scratch<T>, buffers: &mut Buffers<T>) {
         let heads = self.inputs.heads;
         let chunks: Vec<Range<usize>> =
             rows.clone().step_by(CHUNK).map(|start| start..(start + CHUNK).min(rows.end)).collect();
-        let Buffers { keys, found, d_qk, chunk: buffers } = own;
+        let Buffers { keys, forward, d_qk, chunk: workspace } = buffers;
         keys.resize_with(chunks.len(), Keys::default);
-        found.resize_with(chunks.len(), Found::default);
+        forward.resize_with(chunks.len(), Forward::default);
         d_qk.resize_with(chunks.len(), Vec::new);
         for ((rows, keys), d_qk) in chunks.iter().zip(keys.iter_mut()).zip(d_qk.iter_mut()) {
             keys.load(&self.inputs, self.key_head, rows.clone());
             sized(d_qk, keys.qk.len()).fill(T::ZERO);
         }
         for head in self.key_head * heads.group()..(self.key_head + 1) * heads.group() {
-            let state = &mut buffers.d_state;
+            let state = &mut workspace.d_state;
             state.clear();
             state.resize(heads.key_dim * heads.value_dim, T::ZERO);
-            for ((rows, keys), found) in chunks.iter().zip(&*keys).zip(found.iter_mut()) {
-                found.state.clone_from(state);
+            for ((rows, keys), forward) in chunks.iter().zip(&*keys).zip(forward.iter_mut()) {
+                forward.state.clone_from(state);
                 scratch.advance(&self.inputs, head, rows.clone(), keys, state, false);
-                std::mem::swap(&mut found.u, &mut scratch.u);
-                std::mem::swap(&mut found.n, &mut scratch.n);
+                std::mem::swap(&mut forward.u, &mut scratch.u);
+                std::mem::swap(&mut forward.n, &mut scratch.n);
             }
-            buffers.d_state.fill(T::ZERO);
+            workspace.d_state.fill(T::ZERO);
             for (i, rows) in chunks.iter().enumerate().rev() {
-                let chunk = Chunk { head, rows: rows.clone(), keys: &keys[i], found: &found[i] };
-                self.chunk(&chunk, scratch, buffers, &mut d_qk[i]);
+                let chunk = Chunk { head, rows: rows.clone(), keys: &keys[i], forward: &forward[i] };
+                self.chunk(&chunk, scratch, workspace, &mut d_qk[i]);
             }
         }
         for ((rows, keys), d_qk) in chunks.into_iter().zip(keys).zip(d_qk) {
@@ -151,7 +146,7 @@ impl<T: Real> Pass<'_, T> {
     }
 
     /// The gradient of one chunk of a value head; the gradient of the state becomes that of the state before the chunk.
-    fn chunk(&self, chunk: &Chunk<'_, T>, scratch: &mut Scratch<T>, own: &mut ChunkBuffers<T>, d_qk: &mut [T]) {
+    fn chunk(&self, chunk: &Chunk<'_, T>, scratch: &mut Scratch<T>, buffers: &mut ChunkBuffers<T>, d_qk: &mut [T]) {
         let (inputs, heads) = (&self.inputs, self.inputs.heads);
         let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
         let (first, stride) = (chunk.rows.start, inputs.out_row());
@@ -163,38 +158,38 @@ impl<T: Real> Pass<'_, T> {
         prefetch_rows(values, heads.channels(), m, width);
         scratch.decays(inputs, chunk.head, chunk.rows.clone(), chunk.keys);
         scratch.kept_keys(chunk.keys, dim);
-        let n = Matrix::row_major(&chunk.found.n, width);
+        let n = Matrix::row_major(&chunk.forward.n, width);
         let n_t = n.transposed();
 
-        let d_n = sized(&mut own.d_n, m * width);
+        let d_n = sized(&mut buffers.d_n, m * width);
         let p = Matrix::row_major(&scratch.p, m);
         lower_transposed_times([m, width], Target::new(d_n, width, false), p, d_out);
         let kept = Matrix::row_major(&scratch.kept, dim);
-        let d_state = Matrix::row_major(&own.d_state, width);
+        let d_state = Matrix::row_major(&buffers.d_state, width);
         product([m, dim, width], Target::new(d_n, width, true), kept, d_state);
         solve_transposed(&scratch.minus_a, d_n, m, width);
 
-        let d_p = Target::new(sized(&mut own.d_p, m * m), m, false);
+        let d_p = Target::new(sized(&mut buffers.d_p, m * m), m, false);
         lower_of([m, width], d_p, d_out, n_t);
-        let d_a = Target::new(sized(&mut own.d_a, m * m), m, false);
-        lower_of([m, width], d_a, Matrix::row_major(&own.d_n, width), n_t);
+        let d_a = Target::new(sized(&mut buffers.d_a, m * m), m, false);
+        lower_of([m, width], d_a, Matrix::row_major(&buffers.d_n, width), n_t);
 
-        let written = sized(&mut own.written, m * dim);
+        let written = sized(&mut buffers.written, m * dim);
         let out = Target::new(written, dim, false);
         product([m, width, dim], out, n, d_state.transposed());
 
-        self.through_reads(chunk, scratch, own);
-        self.through_decays(chunk, scratch, own);
-        Self::through_keys(chunk, heads, scratch, own, d_qk);
+        self.through_reads(chunk, scratch, buffers);
+        self.through_decays(chunk, scratch, buffers);
+        Self::through_keys(chunk, heads, scratch, buffers, d_qk);
     }
 
     /// The gradients of values and of what is read of the state, and, from those, the first part of those of queries
     /// and keys.
-    fn through_reads(&self, chunk: &Chunk<'_, T>, scratch: &Scratch<T>, own: &mut ChunkBuffers<T>) {
+    fn through_reads(&self, chunk: &Chunk<'_, T>, scratch: &Scratch<T>, buffers: &mut ChunkBuffers<T>) {
         let inputs = &self.inputs;
         let (dim, width, m) = (inputs.heads.key_dim, inputs.heads.value_dim, chunk.rows.len());
-        let (f, e) = sized(&mut own.d_read, 2 * m * width).split_at_mut(m * width);
-        let d_r = &own.d_n;
+        let (f, e) = sized(&mut buffers.d_read, 2 * m * width).split_at_mut(m * width);
+        let d_r = &buffers.d_n;
         vectorised!({
             for (i, row) in chunk.rows.clone().enumerate() {
                 let place = i * width..(i + 1) * width;
@@ -203,7 +198,6 @@ impl<T: Real> Pass<'_, T> {
                 let d_o = row * inputs.out_row() + chunk.head * width;
                 let d_o = &self.d_out[d_o..][..width];
                 // SAFETY: no other task writes this head of this row.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                 let d_v = unsafe { self.targets[0].slice(inputs.value(row, chunk.head), width) };
                 let (gamma, beta) = (scratch.gamma[i], scratch.beta[i]);
                 for d in 0..width {
@@ -214,26 +208,26 @@ impl<T: Real> Pass<'_, T> {
                 }
             }
         });
-        let out = Target::new(sized(&mut own.d_qk, 2 * m * dim), dim, false);
-        let state = Matrix::row_major(&chunk.found.state, width).transposed();
-        let d_read = Matrix::row_major(&own.d_read, width);
+        let out = Target::new(sized(&mut buffers.d_qk, 2 * m * dim), dim, false);
+        let state = Matrix::row_major(&chunk.forward.state, width).transposed();
+        let d_read = Matrix::row_major(&buffers.d_read, width);
         product([2 * m, width, dim], out, d_read, state);
     }
 
     /// Gradients of β and g: sums over rows. Turns dA and dP into factors of K and Q.
-    fn through_decays(&self, chunk: &Chunk<'_, T>, scratch: &Scratch<T>, own: &mut ChunkBuffers<T>) {
+    fn through_decays(&self, chunk: &Chunk<'_, T>, scratch: &Scratch<T>, buffers: &mut ChunkBuffers<T>) {
         let heads = self.inputs.heads;
         let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
         let kk = &chunk.keys.products[m * m..];
-        own.d_c.clear();
-        own.d_c.resize(m, T::ZERO);
-        let d_beta = sized(&mut own.d_beta, m);
-        let (d_c, d_r, d_qk) = (&mut own.d_c, &own.d_n, &own.d_qk);
-        let (d_p, d_a, written) = (&mut own.d_p, &mut own.d_a, &own.written);
-        let both = sized(&mut own.both, m * m);
-        let d_state = &own.d_state;
+        buffers.d_c.clear();
+        buffers.d_c.resize(m, T::ZERO);
+        let d_beta = sized(&mut buffers.d_beta, m);
+        let (d_c, d_r, d_qk) = (&mut buffers.d_c, &buffers.d_n, &buffers.d_qk);
+        let (d_p, d_a, written) = (&mut buffers.d_p, &mut buffers.d_a, &buffers.written);
+        let g_sums = sized(&mut buffers.g_sums, m * m);
+        let d_state = &buffers.d_state;
         vectorised!({
-            let mut last = scratch.gamma[m - 1] * dot(d_state, &chunk.found.state);
+            let mut last = scratch.gamma[m - 1] * dot(d_state, &chunk.forward.state);
             for i in 0..m {
                 let beta = scratch.beta[i];
                 let place = i * m..i * m + columns(i, m);
@@ -247,21 +241,21 @@ impl<T: Real> Pass<'_, T> {
                 };
                 let [through, moved] = factors.row(i, beta);
                 let place = i * width..(i + 1) * width;
-                d_beta[i] = through + dot(&d_r[place.clone()], &chunk.found.u[place]);
+                d_beta[i] = through + dot(&d_r[place.clone()], &chunk.forward.u[place]);
                 let place = i * dim..(i + 1) * dim;
                 let put = dot(&scratch.kept[place.clone()], &written[place]);
                 let read = [i, m + i].map(|row| row * dim..(row + 1) * dim);
-                let read = read.map(|own| dot(&d_qk[own.clone()], &chunk.keys.qk[own]));
+                let read = read.map(|row| dot(&d_qk[row.clone()], &chunk.keys.qk[row]));
                 d_c[i] += moved + read[0] + read[1] - put;
                 last += put;
             }
             d_c[m - 1] += last;
             for i in 0..m {
-                both[i * m + i] = T::ZERO;
+                g_sums[i * m + i] = T::ZERO;
                 for j in 0..i {
                     let g = d_a[i * m + j];
-                    both[i * m + j] = g;
-                    both[j * m + i] = g;
+                    g_sums[i * m + j] = g;
+                    g_sums[j * m + i] = g;
                 }
             }
         });
@@ -270,7 +264,6 @@ impl<T: Real> Pass<'_, T> {
             sum += d_c[i];
             let at = row * heads.values + chunk.head;
             // SAFETY: no other task writes this head of this row.
-            #[allow(unsafe_code, reason = "tasks write disjoint parts of two tensors")]
             unsafe {
                 *self.targets[1].get().add(at) = sum;
                 *self.targets[2].get().add(at) = d_beta[i];
@@ -283,26 +276,26 @@ impl<T: Real> Pass<'_, T> {
         chunk: &Chunk<'_, T>,
         heads: DeltaHeads,
         scratch: &Scratch<T>,
-        own: &mut ChunkBuffers<T>,
-        all: &mut [T],
+        buffers: &mut ChunkBuffers<T>,
+        d_keys: &mut [T],
     ) {
         let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
         let (queries, keys) = chunk.keys.split();
         let (queries, keys) = (Matrix::row_major(queries, dim), Matrix::row_major(keys, dim));
-        let (d_q, d_k) = own.d_qk.split_at_mut(m * dim);
-        let d_p = Matrix::row_major(&own.d_p, m);
+        let (d_q, d_k) = buffers.d_qk.split_at_mut(m * dim);
+        let d_p = Matrix::row_major(&buffers.d_p, m);
         lower_times([m, dim], Target::new(d_q, dim, true), d_p, keys);
-        let both = Matrix::row_major(&own.both, m);
-        product([m, m, dim], Target::new(d_k, dim, true), both, keys);
+        let g_sums = Matrix::row_major(&buffers.g_sums, m);
+        product([m, m, dim], Target::new(d_k, dim, true), g_sums, keys);
         lower_transposed_times([m, dim], Target::new(d_k, dim, true), d_p, queries);
-        let (written, rest, d_qk) = (&own.written, &scratch.rest, &own.d_qk);
+        let (written, rest, d_qk) = (&buffers.written, &scratch.rest, &buffers.d_qk);
         let decay = scratch.gamma[m - 1];
-        let d_state = &mut own.d_state;
+        let d_state = &mut buffers.d_state;
         vectorised!({
-            for (all, &d) in all.iter_mut().zip(d_qk) {
-                *all += d;
+            for (sum, &d) in d_keys.iter_mut().zip(d_qk) {
+                *sum += d;
             }
-            let keys = all[m * dim..].chunks_exact_mut(dim);
+            let keys = d_keys[m * dim..].chunks_exact_mut(dim);
             for ((key, written), &rest) in keys.zip(written.chunks_exact(dim)).zip(rest) {
                 for (key, &w) in key.iter_mut().zip(written) {
                     *key += rest * w;
@@ -314,7 +307,7 @@ impl<T: Real> Pass<'_, T> {
         });
         let qk_t = Matrix::row_major(&chunk.keys.qk, dim).transposed();
         let out = Target::new(d_state, width, true);
-        let d_read = Matrix::row_major(&own.d_read, width);
+        let d_read = Matrix::row_major(&buffers.d_read, width);
         product([dim, 2 * m, width], out, qk_t, d_read);
     }
 
@@ -337,7 +330,6 @@ impl<T: Real> Pass<'_, T> {
                     let along = dot(x, d) / (times * times);
                     let scale = times * keys.inverse[part * m + i];
                     // SAFETY: no other task writes this head of this row.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                     let out = unsafe {
                         let at = targets[part].add(i * heads.channels());
                         std::slice::from_raw_parts_mut(at, dim)
@@ -356,15 +348,15 @@ fn solve_transposed<T: Real>(minus_a: &[T], x: &mut [T], m: usize, width: usize)
     const SOLVED: usize = 16;
     for start in (0..m).step_by(SOLVED).rev() {
         let end = (start + SOLVED).min(m);
-        let (own, after) = x[start * width..].split_at_mut((end - start) * width);
+        let (block, after) = x[start * width..].split_at_mut((end - start) * width);
         if end < m {
             let a = Matrix { start: minus_a[end * m + start..].as_ptr(), row: 1, column: m };
-            let out = Target::new(own, width, true);
+            let out = Target::new(block, width, true);
             product([end - start, m - end, width], out, a, Matrix::row_major(after, width));
         }
         vectorised!({
             for i in (start + 1..end).rev() {
-                let (before, row) = own.split_at_mut((i - start) * width);
+                let (before, row) = block.split_at_mut((i - start) * width);
                 for (j, before) in (start..i).zip(before.chunks_exact_mut(width)) {
                     let a = minus_a[i * m + j];
                     for (x, &y) in before.iter_mut().zip(row.iter()) {

@@ -10,10 +10,7 @@
 
 use super::inputs::{Inputs, inverse_norm};
 use super::products::{columns, lower_of, lower_times, product};
-use crate::cpu::gemm::{Matrix, Target};
-use crate::cpu::parallel::{CACHE_LINE, prefetch, vectorised};
-use crate::cpu::real::Real;
-use std::ops::Range;
+use crate::cpu::prelude::*;
 
 /// Tokens of a chunk.
 pub(super) const CHUNK: usize = 64;
@@ -57,8 +54,8 @@ impl<T: Real> Keys<T> {
         let inverse = sized(&mut self.inverse, 2 * m);
         let (queries, keys) = qk.split_at_mut(m * dim);
         // rows lie pages apart: plain copies keep several loads under way at a time
-        let both = queries.chunks_exact_mut(dim).zip(keys.chunks_exact_mut(dim));
-        for ((query, key), row) in both.zip(rows) {
+        let pairs = queries.chunks_exact_mut(dim).zip(keys.chunks_exact_mut(dim));
+        for ((query, key), row) in pairs.zip(rows) {
             query.copy_from_slice(&inputs.qkv[inputs.query(row, key_head)..][..dim]);
             key.copy_from_slice(&inputs.qkv[inputs.key(row, key_head)..][..dim]);
         }
@@ -77,8 +74,8 @@ impl<T: Real> Keys<T> {
         let (of_queries, of_keys) = products.split_at_mut(m * m);
         let (queries, keys) = self.qk.split_at(m * dim);
         let keys_t = Matrix::row_major(keys, dim).transposed();
-        for (out, own) in [(of_queries, queries), (of_keys, keys)] {
-            lower_of([m, dim], Target::new(out, m, false), Matrix::row_major(own, dim), keys_t);
+        for (out, left) in [(of_queries, queries), (of_keys, keys)] {
+            lower_of([m, dim], Target::new(out, m, false), Matrix::row_major(left, dim), keys_t);
         }
     }
 
@@ -138,19 +135,19 @@ impl<T: Real> Scratch<T> {
                 let (own_c, own_beta) = (c[i], beta[i]);
                 gamma[i] = own_c.exp();
                 rest[i] = (sum - own_c).exp();
-                let own = i * m..i * m + columns(i, m);
-                let width = own.len();
-                let d = &mut decay[own.clone()];
+                let row_part = i * m..i * m + columns(i, m);
+                let width = row_part.len();
+                let d = &mut decay[row_part.clone()];
                 // whole blocks: rows of any length would end in exponentials one by one
                 for (d, &c_j) in d.iter_mut().zip(&c[..width]) {
                     *d = (own_c - c_j).exp();
                 }
                 d[i + 1..].fill(T::ZERO);
-                let (p, qk) = (&mut p[own.clone()], &qk[own.clone()]);
+                let (p, qk) = (&mut p[row_part.clone()], &qk[row_part.clone()]);
                 for ((p, &qk), &d) in p.iter_mut().zip(qk).zip(&*d) {
                     *p = qk * d;
                 }
-                let (minus_a, kk) = (&mut minus_a[own.clone()], &kk[own]);
+                let (minus_a, kk) = (&mut minus_a[row_part.clone()], &kk[row_part]);
                 for ((a, &kk), &d) in minus_a.iter_mut().zip(kk).zip(&*d) {
                     *a = -(own_beta * kk * d);
                 }
@@ -187,9 +184,9 @@ impl<T: Real> Scratch<T> {
             for (i, row) in rows.enumerate() {
                 let (gamma, beta) = (gamma[i], beta[i]);
                 let v = &inputs.qkv[inputs.value(row, head)..][..width];
-                let own = i * width..(i + 1) * width;
-                let (u, n) = (&mut u[own.clone()], &mut n[own.clone()]);
-                for (((u, n), &v), &ks) in u.iter_mut().zip(n).zip(v).zip(&ks[own]) {
+                let part = i * width..(i + 1) * width;
+                let (u, n) = (&mut u[part.clone()], &mut n[part.clone()]);
+                for (((u, n), &v), &ks) in u.iter_mut().zip(n).zip(v).zip(&ks[part]) {
                     *u = v - gamma * ks;
                     *n = beta * *u;
                 }
@@ -201,16 +198,16 @@ impl<T: Real> Scratch<T> {
     fn solve(&mut self, m: usize, width: usize) {
         for start in (0..m).step_by(SOLVED) {
             let end = (start + SOLVED).min(m);
-            let (before, own) = self.n.split_at_mut(start * width);
+            let (before, block) = self.n.split_at_mut(start * width);
             if start > 0 {
                 let a = Matrix::row_major(&self.minus_a[start * m..], m);
-                let out = Target::new(own, width, true);
+                let out = Target::new(block, width, true);
                 product([end - start, start, width], out, a, Matrix::row_major(before, width));
             }
             let minus_a = &self.minus_a;
             vectorised!({
                 for i in start + 1..end {
-                    let (before, row) = own.split_at_mut((i - start) * width);
+                    let (before, row) = block.split_at_mut((i - start) * width);
                     let row = &mut row[..width];
                     for (j, before) in (start..i).zip(before.chunks_exact(width)) {
                         let a = minus_a[i * m + j];
@@ -281,7 +278,6 @@ impl<T: Real> Scratch<T> {
         vectorised!({
             for (i, &gamma) in gamma.iter().enumerate() {
                 // SAFETY: the caller passes the place of this head in rows that no other thread writes.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                 let out = unsafe { std::slice::from_raw_parts_mut(out.add(i * stride), width) };
                 for (out, &q) in out.iter_mut().zip(&read[i * width..]) {
                     *out = gamma * q;

@@ -33,8 +33,9 @@ impl<T: Real> Factors<'_, T> {
     #[inline(always)]
     fn columns(&mut self, columns: Range<usize>, beta: T, sums: &mut [[T; LANES]; 2]) {
         let count = columns.len();
-        let [mut d_p, mut d_a, mut d_c] = [&*self.d_p, &*self.d_a, &*self.d_c].map(|own| lanes(&own[columns.clone()]));
-        let [decay, kk, p] = [self.decay, self.kk, self.p].map(|own| lanes(&own[columns.clone()]));
+        let [mut d_p, mut d_a, mut d_c] =
+            [&*self.d_p, &*self.d_a, &*self.d_c].map(|values| lanes(&values[columns.clone()]));
+        let [decay, kk, p] = [self.decay, self.kk, self.p].map(|values| lanes(&values[columns.clone()]));
         let [of_beta, of_row] = sums;
         for lane in 0..LANES {
             let a = -(d_a[lane] * decay[lane]);

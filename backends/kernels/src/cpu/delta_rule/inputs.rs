@@ -1,11 +1,9 @@
-//! What the delta rule reads, and where.
+//! Inputs of the delta rule and their layout.
 
-use crate::cpu::parallel::elements;
-use crate::cpu::real::{Real, dot};
+use crate::cpu::prelude::*;
 use crate::delta::DeltaHeads;
-use burn::backend::flex::FlexTensor;
 
-/// What is added to the squared norm of a query or key.
+/// Term added to the squared norm of a query or key.
 const NORM_EPS: f64 = 1e-6;
 
 /// The inputs of a pass, and where heads are in their rows.
@@ -18,7 +16,7 @@ pub(super) struct Inputs<'a, T> {
 }
 
 impl<'a, T: Real> Inputs<'a, T> {
-    pub fn of([qkv, g, beta]: &'a [FlexTensor; 3], heads: DeltaHeads) -> Self {
+    pub fn new([qkv, g, beta]: &'a [FlexTensor; 3], heads: DeltaHeads) -> Self {
         Self { heads, qkv: elements(qkv), g: elements(g), beta: elements(beta) }
     }
 

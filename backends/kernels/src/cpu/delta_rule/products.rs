@@ -1,8 +1,6 @@
 //! Products of a chunk's matrices, on one thread. Those of triangular matrices leave blocks of zeros out.
 
-use crate::cpu::gemm::{Matrix, Size, Target, multiply};
-use crate::cpu::real::Real;
-use gemm::Parallelism;
+use crate::cpu::prelude::*;
 
 /// Rows and columns of a triangular matrix's blocks.
 const BLOCK: usize = 32;

@@ -3,15 +3,13 @@
 
 use super::chunk::{prefetch_rows, sized};
 use super::inputs::{Inputs, inverse_norm};
-use crate::cpu::parallel::{SharedPtr, vectorised};
-use crate::cpu::real::{LANES, Real, lanes};
-use std::ops::Range;
+use crate::cpu::prelude::*;
 
 /// Rows of a state that are read or written at a time, so that a sum over them stays in a register.
 const ROWS_PER_PASS: usize = 4;
 
-/// Distance of the prefetched rows from those that are read, in units of [`ROWS_PER_PASS`]. Behind a state is that of the
-/// next head.
+/// Distance of the prefetched rows from those that are read, in units of [`ROWS_PER_PASS`]. Behind a state is that of
+/// the next head.
 const AHEAD: usize = 2;
 
 /// One token of the heads that share a key, each with its state.
@@ -42,7 +40,6 @@ pub(super) fn step<T: Real>(
                 *d = beta * (v - *d);
             }
             // SAFETY: no other task writes this head of this row.
-            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let out = unsafe { target.slice(row * inputs.out_row() + head * width, width) };
             vectors.write(state, delta, out);
         }
@@ -60,7 +57,7 @@ struct Vectors<'a, T> {
 }
 
 impl<T: Real> Vectors<'_, T> {
-    /// What the decayed state holds for the key.
+    /// The value that the decayed state holds for the key.
     #[inline(always)]
     fn held(&self, state: &[T], held: &mut [T]) {
         held.fill(T::ZERO);

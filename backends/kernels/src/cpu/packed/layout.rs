@@ -1,10 +1,6 @@
 //! A matrix copied into panels: exactly, or quantized to 8 bits.
 
-use crate::cpu::autodiff::{detached, plain};
-use crate::cpu::parallel::{CACHE_LINE, dims, elements, vectorised};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor};
-use rayon::prelude::*;
+use crate::cpu::prelude::*;
 use std::fmt::{Debug, Formatter};
 
 /// Outputs of a panel.
@@ -18,7 +14,7 @@ const MAX_CODE: f32 = 127.0;
 #[repr(align(64))]
 pub(super) struct LineF32(pub [f32; WIDTH]);
 
-/// The same in 8 bits, to be multiplied by each output's scale.
+/// A line in 8 bits, to be multiplied by each output's scale.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 pub(super) struct LineI8(pub [i8; WIDTH]);
@@ -58,19 +54,18 @@ impl PanelMatrix {
         panels.enumerate().for_each(|(panel, lines)| {
             // as many inputs at a time as a cache line of a row has
             for (i, lines) in lines.chunks_mut(CACHE_LINE / 4).enumerate() {
-                let mut own = [LineF32([0.0; WIDTH]); CACHE_LINE / 4];
+                let mut tile = [LineF32([0.0; WIDTH]); CACHE_LINE / 4];
                 for (o, row) in rows(&matrix, panel).enumerate() {
-                    for (own, &value) in own.iter_mut().zip(&row[i * (CACHE_LINE / 4)..]) {
-                        own.0[o] = value;
+                    for (tile, &value) in tile.iter_mut().zip(&row[i * (CACHE_LINE / 4)..]) {
+                        tile.0[o] = value;
                     }
                 }
-                for (line, own) in lines.iter_mut().zip(own) {
-                    line.write(own);
+                for (line, tile) in lines.iter_mut().zip(tile) {
+                    line.write(tile);
                 }
             }
         });
         // SAFETY: all elements were written.
-        #[allow(unsafe_code, reason = "zeroing a large buffer first would cost a pass over memory")]
         unsafe {
             lines.set_len(count);
         }
@@ -86,11 +81,11 @@ impl PanelMatrix {
         let mut scales = vec![0.0_f32; panels * WIDTH];
         let panels = codes.par_chunks_mut(inner.max(1));
         let panels = panels.zip(scales.par_chunks_mut(WIDTH)).enumerate();
-        panels.for_each_init(Vec::new, |own, (panel, (codes, scales))| {
+        panels.for_each_init(Vec::new, |scratch, (panel, (codes, scales))| {
             for (o, row) in rows(&matrix, panel).enumerate() {
                 scales[o] = scale(row);
-                encode(row, scales[o], own);
-                for (codes, &code) in codes.iter_mut().zip(&*own) {
+                encode(row, scales[o], scratch);
+                for (codes, &code) in codes.iter_mut().zip(&*scratch) {
                     codes.0[o] = code;
                 }
             }
@@ -99,7 +94,7 @@ impl PanelMatrix {
     }
 }
 
-/// Whether these kernels take a tensor: the CPU backend's f32 without a graph.
+/// Returns true if these kernels take a tensor: the CPU backend's f32 without a graph.
 pub(super) fn is_plain_f32(tensor: &Tensor<2>) -> bool {
     tensor.dtype() == DType::F32 && plain(&[tensor])
 }
@@ -107,9 +102,9 @@ pub(super) fn is_plain_f32(tensor: &Tensor<2>) -> bool {
 /// The rows of a matrix that are the outputs of a panel.
 fn rows(matrix: &FlexTensor, panel: usize) -> impl Iterator<Item = &[f32]> {
     let [outputs, inner] = dims(matrix);
-    let all: &[f32] = elements(matrix);
+    let values: &[f32] = elements(matrix);
     let first = panel * WIDTH;
-    (first..outputs.min(first + WIDTH)).map(move |row| &all[row * inner..][..inner])
+    (first..outputs.min(first + WIDTH)).map(move |row| &values[row * inner..][..inner])
 }
 
 /// The scale of a row's codes: its absmax over 127, or NaN where a value is not finite.

@@ -2,9 +2,8 @@
 
 use super::layout::{PanelMatrix, WIDTH};
 use crate::cpu::glu::sigmoid;
-use crate::cpu::parallel::{SharedPtr, UninitBuffer, dims, elements, for_each_if, tensor};
+use crate::cpu::prelude::*;
 use crate::cpu::widest::with_widest;
-use burn::backend::flex::FlexTensor;
 use pulp::{Simd, WithSimd};
 
 /// Rows whose sums of a panel stay in the first cache beside its weights.
@@ -13,7 +12,7 @@ const GROUP: usize = 64;
 /// Multiplications from which products run in parallel.
 const LARGE: usize = 1 << 16;
 
-/// What is done to a product before it is written.
+/// Operation on a product before it is written.
 pub(super) enum Epilogue<'a> {
     None,
     /// It is added to numbers of its shape.
@@ -48,7 +47,6 @@ pub(super) fn products(x: &FlexTensor, w: &[&PanelMatrix], epilogue: &Epilogue<'
     sized
         .map(|(out, w)| {
             // SAFETY: every panel is a task, and together they have all outputs.
-            #[allow(unsafe_code, reason = "each task wrote its outputs")]
             let out = unsafe { out.assume_init() };
             tensor(out, [rows, w.outputs])
         })
@@ -129,7 +127,6 @@ impl Work<'_> {
             }
         }
         // SAFETY: no other task writes these outputs.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         unsafe {
             let out = self.out.get().add(at);
             out.copy_from_nonoverlapping(sums.as_ptr(), self.width());
@@ -140,7 +137,6 @@ impl Work<'_> {
     #[inline(always)]
     fn gate(&self, at: usize, ups: &[f32; WIDTH]) {
         // SAFETY: no other task accesses these outputs, and this one wrote them.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         let out = unsafe { self.out.slice(at, self.width()) };
         for (gate, &up) in out.iter_mut().zip(ups) {
             *gate = *gate * sigmoid(*gate) * up;

@@ -17,7 +17,7 @@ const CHUNK: usize = 128;
 /// Lines of a panel that an iteration multiplies.
 const STEP: usize = 4;
 
-/// What to prefetch meanwhile: the lines that come next, a part of them in each pass over these.
+/// Lines to prefetch meanwhile: those that come next, a part of them in each pass over these.
 #[derive(Clone, Copy)]
 struct Ahead {
     lines: *const u8,
@@ -29,9 +29,9 @@ impl Ahead {
     /// Cache lines that this pass prefetches with each `STEP` lines of a panel; none where the passes before have all.
     #[inline(always)]
     fn share<I>(&self) -> usize {
-        let all = size_of::<[I; STEP]>() / CACHE_LINE;
-        let share = all.div_ceil(self.passes);
-        if self.pass * share < all { share } else { 0 }
+        let total = size_of::<[I; STEP]>() / CACHE_LINE;
+        let share = total.div_ceil(self.passes);
+        if self.pass * share < total { share } else { 0 }
     }
 }
 
@@ -72,11 +72,9 @@ trait Input: Copy {
     ///
     /// # Safety
     /// There must be as many outputs from `left` on.
-    #[allow(unsafe_code, reason = "bounds checks of every vector would take a third of the time")]
     unsafe fn vectors<S: Simd, const V: usize>(&self, left: usize) -> [S::f32s; V];
 }
 
-#[allow(unsafe_code, reason = "as above")]
 impl Input for LineF32 {
     #[inline(always)]
     unsafe fn vectors<S: Simd, const V: usize>(&self, left: usize) -> [S::f32s; V] {
@@ -91,7 +89,6 @@ impl Input for LineF32 {
     }
 }
 
-#[allow(unsafe_code, reason = "as above")]
 impl Input for LineI8 {
     #[inline(always)]
     unsafe fn vectors<S: Simd, const V: usize>(&self, left: usize) -> [S::f32s; V] {
@@ -182,7 +179,6 @@ fn add<S: Simd, I: Input, const R: usize, const V: usize>(
     let mut wanted = ahead.lines.wrapping_add(before * CACHE_LINE);
     // SAFETY: there are R rows of sums, `x` has R rows of as many elements as there are lines, and V vectors from
     // `left` on are in a line.
-    #[allow(unsafe_code, reason = "bounds checks of every vector would take a third of the time")]
     unsafe {
         let mut sums: [[S::f32s; V]; R] = std::array::from_fn(
             #[inline(always)]
@@ -221,7 +217,6 @@ fn add<S: Simd, I: Input, const R: usize, const V: usize>(
 ///
 /// # Safety
 /// There must be as many inputs, and as many outputs from `left` on.
-#[allow(unsafe_code, reason = "as above")]
 #[inline(always)]
 unsafe fn multiply<S: Simd, I: Input, const R: usize, const V: usize>(
     simd: S,

@@ -4,20 +4,16 @@ use super::runs::SlotRuns;
 use super::storage::{Int8, Plain, Storage};
 use super::task::{Scratch, Step, Task};
 use super::vectors::Vectors;
-use crate::cpu::autodiff::{detached, detached_int, dispatch_float, is_full_precision, to_int_tensor, to_tensor};
-use crate::cpu::parallel::{SharedPtr, dims, elements, elements_mut, for_each_init, tensor};
-use crate::cpu::team::leads;
+use crate::cpu::prelude::*;
 use crate::cpu::widest::with_widest;
 use crate::paged::{KvPool, PagedAttentionShape};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor};
-use firebrick_device::trace::span;
+use firebrick_device::team::leads;
 
 /// Elements read from which the work runs in parallel, and where a team leads it.
 const LARGE: usize = 1 << 15;
 const LARGE_FOR_TEAM: usize = 1 << 11;
 
-/// Whether the kernel takes these tensors: the CPU backend's, all in f32 or all in f64.
+/// Returns true if the kernel takes these tensors: the CPU backend's, all in f32 or all in f64.
 pub(crate) fn takes(qkv: &[Tensor<2>; 3], pool: &KvPool, shape: &PagedAttentionShape<'_>) -> bool {
     let dtype = qkv[0].dtype();
     let stored = match pool {
@@ -63,12 +59,12 @@ pub(crate) fn paged_attention(
     (to_tensor(out), pool)
 }
 
-/// Whether a tensor is the CPU backend's, in this type, which is f32 or f64.
+/// Returns true if a tensor is the CPU backend's, in this type, which is f32 or f64.
 fn is_known<const D: usize>(tensor: &Tensor<D>, dtype: DType) -> bool {
     is_full_precision(tensor) && tensor.dtype() == dtype
 }
 
-/// What a step reads beside the pool.
+/// Inputs of a step beside the pool.
 struct Inputs<'a> {
     fresh: &'a [FlexTensor; 3],
     angles: &'a [FlexTensor; 2],
@@ -80,8 +76,8 @@ struct Inputs<'a> {
 fn over_floats<T: Vectors>(inputs: &Inputs<'_>, mut pool: [FlexTensor; 2]) -> (FlexTensor, [FlexTensor; 2]) {
     let size @ [heads, slots, dim] = dims(&pool[0]);
     assert_eq!(dims(&pool[1]), size, "keys and values");
-    let [keys, values] = pool.each_mut().map(|t| SharedPtr(elements_mut::<T>(t).as_mut_ptr()));
-    let out = attend(inputs, [heads, slots, dim], Plain { keys, values });
+    let numbers = pool.each_mut().map(|t| SharedPtr(elements_mut::<T>(t).as_mut_ptr()));
+    let out = attend(inputs, [heads, slots, dim], Plain { numbers });
     (out, pool)
 }
 
@@ -95,8 +91,8 @@ where
     let size @ [heads, slots, words] = dims(&codes[0]);
     assert_eq!(dims(&codes[1]), size, "keys and values");
     assert_eq!(dims(&scales), [heads, slots], "scales");
-    let [keys, values] = codes.each_mut().map(|t| SharedPtr(elements_mut::<i32>(t).as_mut_ptr().cast::<i8>()));
-    let pool = Int8 { keys, values, scales: SharedPtr(elements_mut(&mut scales).as_mut_ptr()) };
+    let starts = codes.each_mut().map(|t| SharedPtr(elements_mut::<i32>(t).as_mut_ptr().cast::<i8>()));
+    let pool = Int8 { codes: starts, scales: SharedPtr(elements_mut(&mut scales).as_mut_ptr()) };
     let out = attend::<T, Int8>(inputs, [heads, slots, words * 4], pool);
     (out, (codes, scales))
 }

@@ -8,7 +8,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "not for big-endian machin
 /// The largest code.
 const MAX_CODE: f32 = 127.0;
 
-/// What is neither a number nor infinite in bf16.
+/// NaN in bf16.
 const NAN: u16 = 0x7FC0;
 
 /// The scale of some numbers, as the bits of a bf16: their largest magnitude over 127, rounded up, so that no code is
@@ -76,8 +76,8 @@ mod tests {
         for i in 1..2000 {
             let most = i as f32 * 0.0137;
             let exact = most / 127.0;
-            let found = wide(scale(&[most]));
-            assert!(found >= exact && found <= exact * (1.0 + 1.0 / 128.0), "{most}");
+            let actual = wide(scale(&[most]));
+            assert!(actual >= exact && actual <= exact * (1.0 + 1.0 / 128.0), "{most}");
         }
         assert_eq!(wide(scale(&[254.0_f64, 1e-300])), 2.0);
     }

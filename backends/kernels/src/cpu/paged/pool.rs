@@ -3,14 +3,11 @@
 
 use super::int8::{encode, key_scale, pack_scales, value_scale};
 use super::storage::{Kind, key_start};
-use crate::cpu::autodiff::{detached, detached_int, to_int_tensor, to_tensor};
-use crate::cpu::parallel::{dims, elements, elements_mut, tensor, vectorised};
+use crate::cpu::prelude::*;
 use crate::paged::{KvPool, SlotMapping};
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Element, Tensor};
+use burn::tensor::Element;
 use firebrick_spec::BLOCK_SIZE;
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 /// Elements from which heads are copied in parallel.
 const LARGE: usize = 1 << 16;
@@ -30,8 +27,8 @@ macro_rules! dispatch_stored {
 
 /// See [`crate::write_kv`].
 pub(crate) fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
-    let (slots, all) = (&slots.slots, pool.slots());
-    assert!(slots.iter().all(|&slot| (slot as usize) < all), "a slot outside the pool");
+    let (slots, slot_count) = (&slots.slots, pool.slots());
+    assert!(slots.iter().all(|&slot| (slot as usize) < slot_count), "a slot outside the pool");
     if slots.is_empty() {
         return pool;
     }
@@ -83,8 +80,8 @@ pub(crate) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
 
 /// See [`crate::gather_kv`].
 pub(crate) fn gather_kv(pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
-    let (slots, all) = (&slots.slots, pool.slots());
-    assert!(slots.iter().all(|&slot| (slot as usize) < all), "a slot outside the pool");
+    let (slots, slot_count) = (&slots.slots, pool.slots());
+    assert!(slots.iter().all(|&slot| (slot as usize) < slot_count), "a slot outside the pool");
     match pool {
         KvPool::Float { keys, values } => [(Kind::Key, keys), (Kind::Value, values)].map(|(kind, t)| {
             let t = detached(t.clone());
@@ -103,7 +100,7 @@ pub(crate) fn gather_kv(pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Te
     }
 }
 
-/// Where the numbers of a slot's key or value are in the pool of a head: the first of them, and how far the next is.
+/// Offset of a slot's key or value in the pool of a head, and the stride of its numbers.
 fn place(kind: Kind, slot: u32, dim: usize) -> (usize, usize) {
     match kind {
         Kind::Key => (key_start(slot as usize, dim), BLOCK_SIZE),
@@ -118,10 +115,10 @@ fn write_rows<E: Element + bytemuck::Pod>(
     rows: &FlexTensor,
     slots: &[u32],
 ) -> FlexTensor {
-    let [heads, all, dim] = dims(&pool);
+    let [heads, slot_count, dim] = dims(&pool);
     assert_eq!(dims(rows), [slots.len(), heads, dim], "keys or values");
     let rows: &[E] = elements(rows);
-    let write = |(head, pool): (usize, &mut [E])| {
+    let write = |head: usize, pool: &mut [E]| {
         for (row, &slot) in rows.chunks_exact(heads * dim).zip(slots) {
             let row = &row[head * dim..][..dim];
             match place(kind, slot, dim) {
@@ -133,18 +130,13 @@ fn write_rows<E: Element + bytemuck::Pod>(
             }
         }
     };
-    let pools = elements_mut(&mut pool);
-    if rows.len() < LARGE {
-        pools.chunks_mut(all * dim).enumerate().for_each(write);
-    } else {
-        pools.par_chunks_mut(all * dim).enumerate().for_each(write);
-    }
+    by_chunks(elements_mut(&mut pool), slot_count * dim, rows.len() >= LARGE, write);
     pool
 }
 
-/// The same in 8 bits.
+/// [`write_rows`] in 8 bits.
 fn encode_rows([keys, values]: &mut [FlexTensor; 2], scales: &mut FlexTensor, [k, v]: &[FlexTensor; 2], slots: &[u32]) {
-    let [heads, all, words] = dims(keys);
+    let [heads, slot_count, words] = dims(keys);
     let dim = words * 4;
     assert_eq!(dims(k), [slots.len(), heads, dim], "keys");
     assert_eq!(dims(v), dims::<3>(k), "values");
@@ -169,14 +161,14 @@ fn encode_rows([keys, values]: &mut [FlexTensor; 2], scales: &mut FlexTensor, [k
     let keys = elements_mut::<i32>(keys);
     let values = elements_mut::<i32>(values);
     let scales = elements_mut::<i32>(scales);
-    let size = all * words;
+    let size = slot_count * words;
     if large {
         let pools = keys.par_chunks_mut(size).zip(values.par_chunks_mut(size));
-        let pools = pools.zip(scales.par_chunks_mut(all)).enumerate();
+        let pools = pools.zip(scales.par_chunks_mut(slot_count)).enumerate();
         pools.for_each(|(head, ((keys, values), scales))| write(head, keys, values, scales));
     } else {
         let pools = keys.chunks_mut(size).zip(values.chunks_mut(size));
-        let pools = pools.zip(scales.chunks_mut(all)).enumerate();
+        let pools = pools.zip(scales.chunks_mut(slot_count)).enumerate();
         pools.for_each(|(head, ((keys, values), scales))| write(head, keys, values, scales));
     }
 }
@@ -186,28 +178,23 @@ fn copy_rows<E: Element + bytemuck::Pod>(mut pool: FlexTensor, pairs: &[(u32, u3
     let shape = pool.layout().shape();
     let (heads, width) = (shape[0], shape.num_elements() / shape[0]);
     let block = width / shape[1] * BLOCK_SIZE;
-    let copy = |pool: &mut [E]| {
+    let copy = |_, pool: &mut [E]| {
         for &(from, to) in pairs {
             let from = from as usize * block;
             pool.copy_within(from..from + block, to as usize * block);
         }
     };
-    let pools = elements_mut(&mut pool);
-    if heads * pairs.len() * block < LARGE {
-        pools.chunks_mut(width).for_each(copy);
-    } else {
-        pools.par_chunks_mut(width).for_each(copy);
-    }
+    by_chunks(elements_mut(&mut pool), width, heads * pairs.len() * block >= LARGE, copy);
     pool
 }
 
 /// The rows of some slots, `[heads, tokens, dim]`.
 fn gather_rows<E: Element + bytemuck::Pod>(kind: Kind, pool: &FlexTensor, slots: &[u32]) -> FlexTensor {
-    let [heads, all, dim] = dims(pool);
+    let [heads, slot_count, dim] = dims(pool);
     let rows: &[E] = elements(pool);
     let mut out = vec![E::zeroed(); heads * slots.len() * dim];
     by_heads(&mut out, heads, |head, out| {
-        let rows = &rows[head * all * dim..][..all * dim];
+        let rows = &rows[head * slot_count * dim..][..slot_count * dim];
         for (out, &slot) in out.chunks_exact_mut(dim).zip(slots) {
             match place(kind, slot, dim) {
                 (start, 1) => out.copy_from_slice(&rows[start..][..dim]),
@@ -221,20 +208,20 @@ fn gather_rows<E: Element + bytemuck::Pod>(kind: Kind, pool: &FlexTensor, slots:
     tensor(out, [heads, slots.len(), dim])
 }
 
-/// The same of a pool in 8 bits, in f32.
+/// [`gather_rows`] of a pool in 8 bits, in f32.
 fn decode_rows(kind: Kind, pool: &FlexTensor, scales: &FlexTensor, slots: &[u32]) -> FlexTensor {
     let scale = match kind {
         Kind::Key => key_scale,
         Kind::Value => value_scale,
     };
-    let [heads, all, words] = dims(pool);
+    let [heads, slot_count, words] = dims(pool);
     let dim = words * 4;
     let rows: &[i8] = bytemuck::cast_slice(elements::<i32>(pool));
     let scales = elements::<i32>(scales);
     let mut out = vec![0.0_f32; heads * slots.len() * dim];
     by_heads(&mut out, heads, |head, out| {
-        let rows = &rows[head * all * dim..][..all * dim];
-        let scales = &scales[head * all..][..all];
+        let rows = &rows[head * slot_count * dim..][..slot_count * dim];
+        let scales = &scales[head * slot_count..][..slot_count];
         for (out, &slot) in out.chunks_exact_mut(dim).zip(slots) {
             let scale = scale(scales[slot as usize]);
             let (start, step) = place(kind, slot, dim);
@@ -248,13 +235,7 @@ fn decode_rows(kind: Kind, pool: &FlexTensor, scales: &FlexTensor, slots: &[u32]
 }
 
 /// `body(head, out)` for the numbers of each head, in parallel unless they are few.
-fn by_heads<E: Send>(out: &mut [E], heads: usize, body: impl Fn(usize, &mut [E]) + Sync) {
-    let size = (out.len() / heads).max(1);
-    if out.len() < LARGE {
-        let out = out.chunks_mut(size).enumerate();
-        out.for_each(|(head, out)| body(head, out));
-    } else {
-        let out = out.par_chunks_mut(size).enumerate();
-        out.for_each(|(head, out)| body(head, out));
-    }
+fn by_heads<E: Send>(out: &mut [E], heads: usize, body: impl Fn(usize, &mut [E]) + Sync + Send) {
+    let (size, large) = ((out.len() / heads).max(1), out.len() >= LARGE);
+    by_chunks(out, size, large, body);
 }

@@ -44,7 +44,7 @@ pub(super) fn dots<S: Simd, T: Vectors, N: Stored<T>>(
     }
 }
 
-/// The same of `Q` queries, each product in `P` partial sums: two blocks at a time where their sums fit in registers.
+/// [`dots`] of `Q` queries, each product in `P` partial sums: two blocks at a time where their sums fit in registers.
 #[inline(always)]
 fn dots_of<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize>(
     simd: S,
@@ -86,7 +86,6 @@ fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize, const
     let mut sums = [[[[T::splat(simd, T::ZERO); BLOCK_SIZE]; B]; P]; Q];
     // SAFETY: there are Q queries of `dim` numbers and B blocks of `dim` rows, each of `vectors` vectors, and as many
     // products.
-    #[allow(unsafe_code, reason = "bounds checks of every vector would cost as much as the products")]
     unsafe {
         for at in (0..dim).step_by(P) {
             for p in 0..P {
@@ -140,7 +139,7 @@ pub(super) fn add_weighted<S: Simd, T: Vectors, N: Stored<T>>(
     }
 }
 
-/// The same of `Q` sums.
+/// [`add_weighted`] to `Q` sums.
 #[inline(always)]
 fn add_to<S: Simd, T: Vectors, N: Stored<T>, const Q: usize>(
     simd: S,
@@ -174,7 +173,7 @@ fn add_to<S: Simd, T: Vectors, N: Stored<T>, const Q: usize>(
     }
 }
 
-/// The same of `V` vectors of columns.
+/// [`add_to`] of `V` vectors of columns.
 #[inline(always)]
 fn add_columns<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const V: usize>(
     simd: S,
@@ -188,14 +187,13 @@ fn add_columns<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const V: usize
     let (tokens, lanes) = (rows.len() / dim, T::lanes::<S>());
     let enough = sums.len() >= Q * dim && start + V * lanes <= dim;
     assert!(enough && weights.len() >= (Q - 1) * stride + tokens, "columns of rows");
-    let mut own = [[T::splat(simd, T::ZERO); V]; Q];
+    let mut totals = [[T::splat(simd, T::ZERO); V]; Q];
     // SAFETY: there are Q sums and `tokens` rows of `dim` numbers, as many weights, and V vectors of numbers from
     // `start` on.
-    #[allow(unsafe_code, reason = "bounds checks of every vector would cost as much as the products")]
     unsafe {
         for q in 0..Q {
             for v in 0..V {
-                own[q][v] = T::load::<S>(sums.as_ptr().add(q * dim + start + v * lanes));
+                totals[q][v] = T::load::<S>(sums.as_ptr().add(q * dim + start + v * lanes));
             }
         }
         for token in 0..tokens {
@@ -204,13 +202,13 @@ fn add_columns<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const V: usize
                 let columns = N::vector::<S>(row.add(v * lanes));
                 for q in 0..Q {
                     let weight = T::splat(simd, *weights.as_ptr().add(q * stride + token));
-                    own[q][v] = T::mul_add(simd, weight, columns, own[q][v]);
+                    totals[q][v] = T::mul_add(simd, weight, columns, totals[q][v]);
                 }
             }
         }
         for q in 0..Q {
             for v in 0..V {
-                T::store::<S>(sums.as_mut_ptr().add(q * dim + start + v * lanes), own[q][v]);
+                T::store::<S>(sums.as_mut_ptr().add(q * dim + start + v * lanes), totals[q][v]);
             }
         }
     }

@@ -50,24 +50,24 @@ impl SlotRuns {
     /// For a step of `rows` rows.
     ///
     /// # Panics
-    /// Where a row is outside the step or in two sequences, a sequence has too few blocks for its tokens or none, or
+    /// If a row is outside the step or in two sequences, a sequence has too few blocks for its tokens or none, or
     /// another one reads the block that it writes its new token to.
     pub(crate) fn new(shared: &[SharedBlocks], rows: usize) -> Self {
-        let mut all = Self::default();
+        let mut runs = Self::default();
         for group in shared {
-            all.push(group);
+            runs.push(group);
         }
         let mut taken = vec![false; rows];
-        for Sequence { row, .. } in &all.sequences {
+        for Sequence { row, .. } in &runs.sequences {
             let taken = taken.get_mut(*row);
             let twice = taken.is_none_or(|taken| std::mem::replace(taken, true));
             assert!(!twice, "row {row} is outside the step or in two sequences");
         }
-        all.rows = all.sequences.iter().map(|s| s.row + 1).max().unwrap_or(0);
-        all.slots = all.runs.iter().map(|run| run.end).max().unwrap_or(0);
-        all.tokens = all.runs.iter().map(ExactSizeIterator::len).sum();
-        all.assert_writes_are_exclusive(shared);
-        all
+        runs.rows = runs.sequences.iter().map(|s| s.row + 1).max().unwrap_or(0);
+        runs.slots = runs.runs.iter().map(|run| run.end).max().unwrap_or(0);
+        runs.tokens = runs.runs.iter().map(ExactSizeIterator::len).sum();
+        runs.assert_writes_are_exclusive(shared);
+        runs
     }
 
     /// Tasks write new tokens while others read: this is what makes it sound.
@@ -78,36 +78,35 @@ impl SlotRuns {
             assert!(!twice, "two sequences write to one block");
         }
         let mut read = shared.iter().flat_map(|group| {
-            let own = group.members.iter();
-            let own = own.flat_map(|own| &own.blocks[..(own.tokens - 1) / BLOCK_SIZE]);
+            let full = group.members.iter().flat_map(|member| &member.blocks[..(member.tokens - 1) / BLOCK_SIZE]);
             let prefix = if group.members.is_empty() { &[] } else { group.blocks.as_slice() };
-            prefix.iter().chain(own)
+            prefix.iter().chain(full)
         });
         assert!(!read.any(|&block| written[block as usize]), "a sequence writes to a block that another reads");
     }
 
     fn push(&mut self, SharedBlocks { blocks, members }: &SharedBlocks) {
-        let all = blocks.len() * BLOCK_SIZE;
+        let tokens = blocks.len() * BLOCK_SIZE;
         if let [alone] = members.as_slice() {
             // nobody else reads the prefix
             let first = self.runs.len();
-            self.extend(first, blocks, all);
-            self.push_sequence(first, all, alone);
+            self.extend(first, blocks, tokens);
+            self.push_sequence(first, tokens, alone);
             self.push_parts(0, 0..0, 1);
         } else if !members.is_empty() {
             let first = self.runs.len();
-            self.extend(first, blocks, all);
+            self.extend(first, blocks, tokens);
             let prefix = first..self.runs.len();
-            for own in members {
-                self.push_sequence(self.runs.len(), 0, own);
+            for member in members {
+                self.push_sequence(self.runs.len(), 0, member);
             }
-            self.push_parts(all, prefix, members.len());
+            self.push_parts(tokens, prefix, members.len());
         }
     }
 
     /// Adds a sequence whose runs begin at `first`, `before` tokens of them already there.
-    fn push_sequence(&mut self, first: usize, before: usize, own: &SequenceBlocks) {
-        let SequenceBlocks { row, ref blocks, tokens } = *own;
+    fn push_sequence(&mut self, first: usize, before: usize, sequence: &SequenceBlocks) {
+        let SequenceBlocks { row, ref blocks, tokens } = *sequence;
         assert!(0 < tokens && tokens <= blocks.len() * BLOCK_SIZE, "{tokens} tokens in {} blocks", blocks.len());
         self.extend(first, blocks, tokens);
         self.sequences.push(Sequence {
@@ -172,15 +171,19 @@ impl SlotRuns {
     /// The slots of the blocks of a sequence's own tokens, without the first `hidden` tokens, which are whole blocks.
     /// The last block may have slots without tokens.
     #[inline]
-    pub(super) fn own_blocks(&self, own: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-        let pieces = self.own(own, hidden);
+    pub(super) fn suffix_blocks(
+        &self,
+        sequence: &Sequence,
+        hidden: usize,
+    ) -> impl Iterator<Item = Range<usize>> + Clone {
+        let pieces = self.suffix(sequence, hidden);
         pieces.map(|piece| piece.start..piece.end.next_multiple_of(BLOCK_SIZE))
     }
 
     /// The slots of a sequence's own tokens, as those of a prefix.
     #[inline]
-    pub(super) fn own(&self, own: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-        pieces(hidden, &self.runs[own.runs.clone()])
+    pub(super) fn suffix(&self, sequence: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+        pieces(hidden, &self.runs[sequence.runs.clone()])
     }
 }
 

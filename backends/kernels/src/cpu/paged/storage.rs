@@ -15,7 +15,7 @@ pub(super) enum Kind {
     Value,
 }
 
-/// Where the numbers of a row's key are: the first of them, [`BLOCK_SIZE`] before the next.
+/// Offset of a row's key, whose numbers are [`BLOCK_SIZE`] apart.
 #[inline(always)]
 pub(super) fn key_start(row: usize, dim: usize) -> usize {
     (row - row % BLOCK_SIZE) * dim + row % BLOCK_SIZE
@@ -24,7 +24,7 @@ pub(super) fn key_start(row: usize, dim: usize) -> usize {
 /// The keys and values of a pool for queries in `T`, by rows: row `head · slots + slot` is a token's, with one head.
 pub(super) trait Storage<T: Vectors>: Copy + Sync {
     type Number: Stored<T>;
-    /// Whether numbers are codes to be multiplied by a scale.
+    /// True if numbers are codes to be multiplied by a scale.
     const SCALED: bool;
 
     /// The first number of all keys or values.
@@ -34,7 +34,6 @@ pub(super) trait Storage<T: Vectors>: Copy + Sync {
     ///
     /// # Safety
     /// There are as many rows, and no task writes to them meanwhile.
-    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
     unsafe fn rescale(self, kind: Kind, first: usize, factors: &mut [T]);
 
     /// The address of the scales of a row, if numbers have scales.
@@ -44,28 +43,23 @@ pub(super) trait Storage<T: Vectors>: Copy + Sync {
     ///
     /// # Safety
     /// The pool has the row, and no other task reads or writes it meanwhile.
-    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
     unsafe fn write(self, row: usize, key: &[T], value: &[T]);
 }
 
 /// A pool in `T` itself.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<T> {
-    pub(super) keys: SharedPtr<T>,
-    pub(super) values: SharedPtr<T>,
+    /// Keys and values.
+    pub(super) numbers: [SharedPtr<T>; 2],
 }
 
-#[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
 impl<T: Vectors> Storage<T> for Plain<T> {
     type Number = T;
     const SCALED: bool = false;
 
     #[inline(always)]
     fn start(self, kind: Kind) -> SharedPtr<T> {
-        match kind {
-            Kind::Key => self.keys,
-            Kind::Value => self.values,
-        }
+        self.numbers[kind as usize]
     }
 
     #[inline(always)]
@@ -80,11 +74,11 @@ impl<T: Vectors> Storage<T> for Plain<T> {
     unsafe fn write(self, row: usize, key: &[T], value: &[T]) {
         // SAFETY: the caller's promise.
         unsafe {
-            let keys = self.keys.get().add(key_start(row, key.len()));
+            let keys = self.numbers[0].get().add(key_start(row, key.len()));
             for (i, &x) in key.iter().enumerate() {
                 keys.add(i * BLOCK_SIZE).write(x);
             }
-            let values = self.values.get().add(row * value.len());
+            let values = self.numbers[1].get().add(row * value.len());
             values.copy_from_nonoverlapping(value.as_ptr(), value.len());
         }
     }
@@ -93,12 +87,11 @@ impl<T: Vectors> Storage<T> for Plain<T> {
 /// A pool in 8 bits.
 #[derive(Clone, Copy)]
 pub(super) struct Int8 {
-    pub(super) keys: SharedPtr<i8>,
-    pub(super) values: SharedPtr<i8>,
+    /// Codes of keys and values.
+    pub(super) codes: [SharedPtr<i8>; 2],
     pub(super) scales: SharedPtr<i32>,
 }
 
-#[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
 impl<T: Vectors> Storage<T> for Int8
 where
     i8: Stored<T>,
@@ -109,10 +102,7 @@ where
 
     #[inline(always)]
     fn start(self, kind: Kind) -> SharedPtr<i8> {
-        match kind {
-            Kind::Key => self.keys,
-            Kind::Value => self.values,
-        }
+        self.codes[kind as usize]
     }
 
     #[inline(always)]
@@ -137,11 +127,11 @@ where
     unsafe fn write(self, row: usize, key: &[T], value: &[T]) {
         // SAFETY: the caller's promise.
         unsafe {
-            let keys = self.keys.get().add(key_start(row, key.len()));
-            let own = encode(key, |i, code| keys.add(i * BLOCK_SIZE).write(code));
-            let values = self.values.get().add(row * value.len());
-            let own = pack_scales(own, encode(value, |i, code| values.add(i).write(code)));
-            self.scales.get().add(row).write(own);
+            let keys = self.codes[0].get().add(key_start(row, key.len()));
+            let key_scale = encode(key, |i, code| keys.add(i * BLOCK_SIZE).write(code));
+            let values = self.codes[1].get().add(row * value.len());
+            let value_scale = encode(value, |i, code| values.add(i).write(code));
+            self.scales.get().add(row).write(pack_scales(key_scale, value_scale));
         }
     }
 }

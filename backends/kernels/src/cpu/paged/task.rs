@@ -1,6 +1,6 @@
 //! Attention of some sequences' query heads of one key head.
 //!
-//! What sequences share is copied next to each other and read for all of them as matrix products. A sequence's own keys
+//! A shared prefix is copied next to each other and read for all of them as matrix products. A sequence's own keys
 //! and values are read where they are, once for all queries of the head, and prefetched: the processor's own prefetcher
 //! does not know the next block.
 
@@ -8,15 +8,12 @@ use super::products::{add_weighted, dots};
 use super::runs::{Part, Sequence, SlotRuns};
 use super::storage::{Kind, Storage};
 use super::vectors::{Stored, Vectors};
-use crate::cpu::gemm::{Matrix, Size, Target, multiply};
-use crate::cpu::parallel::{CACHE_LINE, SharedPtr, prefetch};
-use crate::cpu::real::{LANES, largest, sum};
+use crate::cpu::prelude::*;
+use crate::cpu::real::sum;
 use crate::cpu::rotary::rotate_half;
 use crate::paged::PagedAttentionShape;
 use firebrick_spec::BLOCK_SIZE;
-use gemm::Parallelism;
 use pulp::{Simd, WithSimd};
-use std::ops::Range;
 
 // scores of whole blocks are whole vectors
 const _: () = assert!(BLOCK_SIZE.is_multiple_of(LANES));
@@ -81,7 +78,6 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         assert!(run.end <= self.slots, "a slot outside the pool");
         // SAFETY: the pool has the slots. No task writes what another reads: each sequence alone reads the block that
         // it writes to, and each of its heads is one task's.
-        #[allow(unsafe_code, reason = "tasks read and write disjoint parts of one tensor")]
         unsafe {
             let first = (head * self.slots + run.start) * self.dim;
             let start = self.pool.start(kind).get().add(first);
@@ -94,7 +90,6 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     fn rescale(&self, kind: Kind, head: usize, run: &Range<usize>, factors: &mut [T]) {
         assert!(run.end <= self.slots && factors.len() == run.len());
         // SAFETY: as in `read`.
-        #[allow(unsafe_code, reason = "tasks read and write disjoint parts of one tensor")]
         unsafe {
             let first = head * self.slots + run.start;
             self.pool.rescale(kind, first, factors);
@@ -153,10 +148,10 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         }
     }
 
-    /// How many tokens of its prefix, and of its own, are outside a sequence's window.
-    fn hidden(&self, part: &Part, own: &Sequence) -> [usize; 2] {
+    /// Numbers of tokens of its prefix, and of its own, outside a sequence's window.
+    fn hidden(&self, part: &Part, sequence: &Sequence) -> [usize; 2] {
         let hidden = match self.shape.window {
-            Some(window) => (part.tokens + own.tokens).saturating_sub(window),
+            Some(window) => (part.tokens + sequence.tokens).saturating_sub(window),
             None => 0,
         };
         let before = hidden.min(part.tokens);
@@ -170,13 +165,13 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         let queries = members.len() * group;
         let Scratch { queries: q, scores, mixed, prefix, key } = scratch;
         q.resize(queries * dim, T::ZERO);
-        for (own, q) in members.iter().zip(q.chunks_exact_mut(group * dim)) {
-            self.append_kv(head, own, q, key);
+        for (sequence, q) in members.iter().zip(q.chunks_exact_mut(group * dim)) {
+            self.append_kv(head, sequence, q, key);
         }
-        let unseen = members.iter().map(|own| self.hidden(part, own)[0]).min();
+        let unseen = members.iter().map(|sequence| self.hidden(part, sequence)[0]).min();
         let unseen = whole_blocks(unseen.unwrap_or(0));
         let shared = part.tokens - unseen;
-        let most = members.iter().map(|own| own.tokens).max().unwrap_or(0);
+        let most = members.iter().map(|sequence| sequence.tokens).max().unwrap_or(0);
         // whole blocks, which are whole vectors, so that no exponential is computed as a scalar
         let width = shared + most.next_multiple_of(BLOCK_SIZE);
         scores.resize(queries * width, T::ZERO);
@@ -186,18 +181,18 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             self.prefix_keys(head, part, unseen, prefix);
             score_all(q, prefix, dim, scores, width);
         }
-        for (i, own) in members.iter().enumerate() {
-            let [gone, hidden] = self.hidden(part, own);
+        for (i, sequence) in members.iter().enumerate() {
+            let [gone, hidden] = self.hidden(part, sequence);
             let scores = &mut scores[i * group * width..][..group * width];
             let q = &q[i * group * dim..][..group * dim];
             let mixed = &mut mixed[i * group * dim..][..group * dim];
-            let place = Place { head, own, hidden, shared, width };
+            let place = Place { head, sequence, hidden, shared, width };
             self.score(simd, &place, q, scores);
             let skipped = whole_blocks(hidden);
             // what is before its own tokens is hidden where some of them are
-            let seen = gone - unseen + hidden - skipped..shared + own.tokens - skipped;
+            let seen = gone - unseen + hidden - skipped..shared + sequence.tokens - skipped;
             for (query, scores) in scores.chunks_exact_mut(width).enumerate() {
-                let sink = self.sinks.map(|all| all[head * group + query]);
+                let sink = self.sinks.map(|sinks| sinks[head * group + query]);
                 self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen, sink);
             }
             let next = members.get(i + 1);
@@ -208,10 +203,9 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             self.prefix_values(head, part, unseen, prefix);
             mix_all(scores, width, prefix, dim, mixed);
         }
-        for (own, mixed) in members.iter().zip(mixed.chunks_exact(group * dim)) {
-            let at = (own.row * self.heads + head * group) * dim;
+        for (sequence, mixed) in members.iter().zip(mixed.chunks_exact(group * dim)) {
+            let at = (sequence.row * self.heads + head * group) * dim;
             // SAFETY: no other task writes these heads of this row.
-            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), mixed.len()) };
             out.copy_from_slice(mixed);
         }
@@ -221,9 +215,9 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     #[inline(always)]
     fn score<S: Simd>(&self, simd: S, place: &Place<'_>, q: &[T], scores: &mut [T]) {
         let &Place { head, width, .. } = place;
-        let pieces = self.runs.own_blocks(place.own, whole_blocks(place.hidden));
+        let pieces = self.runs.suffix_blocks(place.sequence, whole_blocks(place.hidden));
         let keys = pieces.clone().map(|piece| (Kind::Key, piece));
-        let values = self.runs.own(place.own, place.hidden);
+        let values = self.runs.suffix(place.sequence, place.hidden);
         let values = values.map(|piece| (Kind::Value, piece));
         let mut ahead = keys.skip(AHEAD).chain(values.take(AHEAD));
         let mut at = place.shared;
@@ -252,11 +246,11 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         mixed: &mut [T],
     ) {
         let &Place { head, width, .. } = place;
-        let pieces = self.runs.own(place.own, place.hidden);
+        let pieces = self.runs.suffix(place.sequence, place.hidden);
         let values = pieces.clone().map(|piece| (Kind::Value, piece));
         let next = next.into_iter();
         let next = next.flat_map(|(next, hidden)| {
-            let blocks = self.runs.own_blocks(next, whole_blocks(hidden));
+            let blocks = self.runs.suffix_blocks(next, whole_blocks(hidden));
             blocks.take(AHEAD)
         });
         let keys = next.map(|piece| (Kind::Key, piece));
@@ -296,22 +290,21 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
 
     /// Rotates a sequence's queries and key, and writes key and value to its last slot.
     #[inline(always)]
-    fn append_kv(&self, head: usize, own: &Sequence, queries: &mut [T], key: &mut Vec<T>) {
+    fn append_kv(&self, head: usize, sequence: &Sequence, queries: &mut [T], key: &mut Vec<T>) {
         let (dim, half) = (self.dim, self.dim / 2);
-        let angles = own.row * half..(own.row + 1) * half;
+        let angles = sequence.row * half..(sequence.row + 1) * half;
         let (cos, sin) = (&self.cos[angles.clone()], &self.sin[angles]);
-        let from = &self.q[own.row * self.heads * dim + head * queries.len()..][..queries.len()];
+        let from = &self.q[sequence.row * self.heads * dim + head * queries.len()..][..queries.len()];
         for (out, x) in queries.chunks_exact_mut(dim).zip(from.chunks_exact(dim)) {
             rotate_half(out, x, cos, sin, T::ONE);
         }
-        let at = (own.row * self.kv + head) * dim;
+        let at = (sequence.row * self.kv + head) * dim;
         key.resize(dim, T::ZERO);
         rotate_half(key, &self.k[at..][..dim], cos, sin, T::ONE);
-        assert!(own.last < self.slots, "a slot outside the pool");
+        assert!(sequence.last < self.slots, "a slot outside the pool");
         // SAFETY: the pool has the slot, and no other task accesses this head of it.
-        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         unsafe {
-            let row = head * self.slots + own.last;
+            let row = head * self.slots + sequence.last;
             self.pool.write(row, key, &self.v[at..][..dim]);
         }
     }
@@ -335,8 +328,8 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             *s = (*s - max).exp();
         }
         fill_outside(scores, seen, T::ZERO);
-        let own = sink.map_or(T::ZERO, |sink| (sink - max).exp());
-        let inverse = T::ONE / (sum(scores) + own);
+        let sink_weight = sink.map_or(T::ZERO, |sink| (sink - max).exp());
+        let inverse = T::ONE / (sum(scores) + sink_weight);
         for s in scores.iter_mut() {
             *s = *s * inverse;
         }
@@ -346,7 +339,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
 /// A sequence's own part of a task's scores.
 struct Place<'a> {
     head: usize,
-    own: &'a Sequence,
+    sequence: &'a Sequence,
     /// Own tokens outside its window.
     hidden: usize,
     /// Scores of the prefix before its own.
@@ -371,23 +364,13 @@ fn fill_outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
 /// Products of all queries with the keys of a prefix, `[dim, tokens]`.
 fn score_all<T: Vectors>(q: &[T], keys: &[T], dim: usize, scores: &mut [T], width: usize) {
     let size = Size { m: q.len() / dim, k: dim, n: keys.len() / dim };
-    let out = target(scores, width, false);
-    let (q, keys) = (matrix(q, dim, 1), matrix(keys, size.n, 1));
-    multiply(size, out, q, keys, Parallelism::None);
+    let (q, keys) = (Matrix::row_major(q, dim), Matrix::row_major(keys, size.n));
+    multiply(size, Target::new(scores, width, false), q, keys, Parallelism::None);
 }
 
 /// Adds the values of a prefix to all sums, each times its weight.
 fn mix_all<T: Vectors>(scores: &[T], width: usize, values: &[T], dim: usize, mixed: &mut [T]) {
     let size = Size { m: mixed.len() / dim, k: values.len() / dim, n: dim };
-    let out = target(mixed, dim, true);
-    let (scores, values) = (matrix(scores, width, 1), matrix(values, dim, 1));
-    multiply(size, out, scores, values, Parallelism::None);
-}
-
-fn matrix<T>(values: &[T], row: usize, column: usize) -> Matrix<T> {
-    Matrix { start: values.as_ptr(), row, column }
-}
-
-fn target<T>(values: &mut [T], row: usize, add: bool) -> Target<T> {
-    Target { start: values.as_mut_ptr(), row, add }
+    let (scores, values) = (Matrix::row_major(scores, width), Matrix::row_major(values, dim));
+    multiply(size, Target::new(mixed, dim, true), scores, values, Parallelism::None);
 }

@@ -18,7 +18,6 @@ pub(super) trait Vectors: Real {
     ///
     /// # Safety
     /// There is a vector of them.
-    #[allow(unsafe_code, reason = "bounds checks of every vector would cost as much as the products")]
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> Self::Vector<S> {
         // SAFETY: the caller's promise; a vector is as many numbers side by side.
@@ -29,7 +28,6 @@ pub(super) trait Vectors: Real {
     ///
     /// # Safety
     /// There is room for a vector.
-    #[allow(unsafe_code, reason = "as above")]
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut Self, vector: Self::Vector<S>) {
         // SAFETY: as above.
@@ -37,53 +35,36 @@ pub(super) trait Vectors: Real {
     }
 }
 
-impl Vectors for f32 {
-    type Vector<S: Simd> = S::f32s;
+/// Implements [`Vectors`] by a type of vectors of `pulp` and its operations.
+macro_rules! vectors {
+    ($float:ty, $vector:ident, $lanes:ident, $splat:ident, $mul_add:ident, $add:ident) => {
+        impl Vectors for $float {
+            type Vector<S: Simd> = S::$vector;
 
-    #[inline(always)]
-    fn lanes<S: Simd>() -> usize {
-        S::F32_LANES
-    }
+            #[inline(always)]
+            fn lanes<S: Simd>() -> usize {
+                S::$lanes
+            }
 
-    #[inline(always)]
-    fn splat<S: Simd>(simd: S, x: Self) -> S::f32s {
-        simd.splat_f32s(x)
-    }
+            #[inline(always)]
+            fn splat<S: Simd>(simd: S, x: Self) -> S::$vector {
+                simd.$splat(x)
+            }
 
-    #[inline(always)]
-    fn mul_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
-        simd.mul_add_e_f32s(a, b, c)
-    }
+            #[inline(always)]
+            fn mul_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
+                simd.$mul_add(a, b, c)
+            }
 
-    #[inline(always)]
-    fn plus<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
-        simd.add_f32s(a, b)
-    }
+            #[inline(always)]
+            fn plus<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+                simd.$add(a, b)
+            }
+        }
+    };
 }
-
-impl Vectors for f64 {
-    type Vector<S: Simd> = S::f64s;
-
-    #[inline(always)]
-    fn lanes<S: Simd>() -> usize {
-        S::F64_LANES
-    }
-
-    #[inline(always)]
-    fn splat<S: Simd>(simd: S, x: Self) -> S::f64s {
-        simd.splat_f64s(x)
-    }
-
-    #[inline(always)]
-    fn mul_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s, c: S::f64s) -> S::f64s {
-        simd.mul_add_e_f64s(a, b, c)
-    }
-
-    #[inline(always)]
-    fn plus<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
-        simd.add_f64s(a, b)
-    }
-}
+vectors!(f32, f32s, F32_LANES, splat_f32s, mul_add_e_f32s, add_f32s);
+vectors!(f64, f64s, F64_LANES, splat_f64s, mul_add_e_f64s, add_f64s);
 
 /// A number as a pool has it, for queries in `T`.
 pub(super) trait Stored<T: Vectors>: Copy + Sync {
@@ -94,11 +75,9 @@ pub(super) trait Stored<T: Vectors>: Copy + Sync {
     ///
     /// # Safety
     /// There is a vector of them.
-    #[allow(unsafe_code, reason = "as above")]
     unsafe fn vector<S: Simd>(from: *const Self) -> T::Vector<S>;
 }
 
-#[allow(unsafe_code, reason = "as above")]
 impl<T: Vectors> Stored<T> for T {
     #[inline(always)]
     fn widen(self) -> T {
@@ -115,7 +94,6 @@ impl<T: Vectors> Stored<T> for T {
 /// Widens as many codes as a vector has numbers.
 macro_rules! codes {
     ($($float:ty),*) => {$(
-        #[allow(unsafe_code, reason = "as above")]
         impl Stored<$float> for i8 {
             #[inline(always)]
             fn widen(self) -> $float {

@@ -40,28 +40,22 @@ fn plain_attention([q, k, v]: &[Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape:
     Tensor::cat(out.collect(), 1)
 }
 
-/// The same of packed rows, every sequence spelled out.
-fn packed_attention(
-    q: &Tensor<3>,
-    k: &Tensor<3>,
-    v: &Tensor<3>,
-    sinks: Option<&Tensor<2>>,
-    shape: &AttentionShape,
-) -> Tensor<3> {
+/// Attention of packed rows, every sequence spelled out.
+fn packed_attention(qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape) -> Tensor<3> {
     let cut = |t: &Tensor<3>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
     let mut parts = Vec::new();
-    for PrefixGroup { prefix, members } in shape.groups.all.iter() {
+    for PrefixGroup { prefix, members } in shape.groups.groups.iter() {
         if !prefix.is_empty() {
-            let alone = [q, k, v].map(|t| cut(t, prefix));
+            let alone = qkv.map(|t| cut(t, prefix));
             parts.push(plain_attention(&alone, sinks, shape));
         }
-        for own in members {
-            let whole = [q, k, v].map(|t| match prefix.len() {
-                0 => cut(t, own),
-                _ => Tensor::cat(vec![cut(t, prefix), cut(t, own)], 0),
+        for member in members {
+            let whole = qkv.map(|t| match prefix.len() {
+                0 => cut(t, member),
+                _ => Tensor::cat(vec![cut(t, prefix), cut(t, member)], 0),
             });
             let out = plain_attention(&whole, sinks, shape);
-            parts.push(out.narrow(0, prefix.len(), own.len()));
+            parts.push(out.narrow(0, prefix.len(), member.len()));
         }
     }
     Tensor::cat(parts, 0)
@@ -111,25 +105,25 @@ fn attention_is_its_formula_over_packed_sequences_and_shared_prefixes() {
 
 /// The kernel beside tensor operations, and all gradients.
 fn compare(inputs: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape, lengths: &[(usize, &[usize])]) {
-    let kernel = |[q, k, v]: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| attention(q, k, v, sinks, shape);
-    let plain = |[q, k, v]: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| packed_attention(q, k, v, sinks, shape);
-    let (found, expected) = (kernel(inputs, sinks), plain(inputs, sinks));
-    assert_same("values", &found, &expected);
+    let kernel = |qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| attention(qkv, sinks, shape);
+    let plain = |qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| packed_attention(qkv, sinks, shape);
+    let (actual, expected) = (kernel(inputs, sinks), plain(inputs, sinks));
+    assert_same("values", &actual, &expected);
     let weights = numbers(inputs[0].dims(), 13).autodiff();
     let [a, b] = [(); 2].map(|()| (inputs.map(leaf), sinks.map(leaf)));
-    let found = kernel(a.0.each_ref(), a.1.as_ref()) * weights.clone();
-    let found = found.sum().backward();
+    let actual = kernel(a.0.each_ref(), a.1.as_ref()) * weights.clone();
+    let actual = actual.sum().backward();
     let wanted = plain(b.0.each_ref(), b.1.as_ref()) * weights;
     let wanted = wanted.sum().backward();
     let what = format!("{lengths:?}, window {:?}, cap {:?}, sinks {}", shape.window, shape.softcap, sinks.is_some());
     for (name, (a, b)) in ["dq", "dk", "dv"].iter().zip(a.0.iter().zip(&b.0)) {
-        let (found, wanted) = (a.grad(&found), b.grad(&wanted));
+        let (actual, wanted) = (a.grad(&actual), b.grad(&wanted));
         let what = format!("{name} of {what}");
-        assert_same(&what, &found.expect("a leaf"), &wanted.expect("a leaf"));
+        assert_same(&what, &actual.expect("a leaf"), &wanted.expect("a leaf"));
     }
     if let Some((a, b)) = a.1.zip(b.1) {
-        let (found, wanted) = (a.grad(&found), b.grad(&wanted));
+        let (actual, wanted) = (a.grad(&actual), b.grad(&wanted));
         let what = format!("sinks of {what}");
-        assert_same(&what, &found.expect("a leaf"), &wanted.expect("a leaf"));
+        assert_same(&what, &actual.expect("a leaf"), &wanted.expect("a leaf"));
     }
 }

@@ -29,10 +29,10 @@ fn values(tensor: Tensor<2>) -> Vec<f64> {
 }
 
 #[track_caller]
-fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}");
+fn assert_near(what: &str, actual: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
-    let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let apart = norm(&mut actual.iter().zip(expected).map(|(a, b)| a - b));
     let apart = apart / norm(&mut expected.iter().copied()).max(1e-9);
     assert!(apart < tolerance, "{what}: {apart:e} relative L2 apart");
 }
@@ -46,44 +46,44 @@ fn hold(what: &str, inputs: &[(Vec<f64>, usize)], kernel: &dyn Fn(&[Tensor<2>]) 
     let plain: Vec<Vec<f64>> = inputs.iter().map(|(v, _)| v.clone()).collect();
     let expected = formula(&plain);
     let weights = numbers(expected.len(), 77);
-    let loss = |all: &[Vec<f64>]| -> f64 {
-        let out = formula(all);
+    let loss = |inputs: &[Vec<f64>]| -> f64 {
+        let out = formula(inputs);
         out.iter().zip(&weights).map(|(a, b)| a * b).sum()
     };
     let mut exact: Vec<Vec<f64>> = Vec::new();
     for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 3e-6)] {
-        let own: Vec<Tensor<2>> = inputs.iter().map(|(v, c)| tensor(v, *c, dtype)).collect();
-        let out = kernel(&own);
+        let tensors: Vec<Tensor<2>> = inputs.iter().map(|(v, c)| tensor(v, *c, dtype)).collect();
+        let out = kernel(&tensors);
         let columns = out.dims()[1];
         let label = format!("{what} in {dtype:?}");
         assert_near(&label, &values(out), &expected, tolerance);
-        let leaves: Vec<Tensor<2>> = own.iter().map(|t| t.clone().autodiff().require_grad()).collect();
+        let leaves: Vec<Tensor<2>> = tensors.iter().map(|t| t.clone().autodiff().require_grad()).collect();
         let upstream = tensor(&weights, columns, dtype).autodiff();
         let tape = (kernel(&leaves) * upstream).sum().backward();
         let gradients = leaves.iter().map(|leaf| leaf.grad(&tape).expect("a leaf"));
         let gradients: Vec<Vec<f64>> = gradients.map(values).collect();
         if dtype == DType::F32 {
-            for (i, (found, exact)) in gradients.iter().zip(&exact).enumerate() {
-                assert_near(&format!("{label}: gradient {i}"), found, exact, 2e-5);
+            for (i, (actual, exact)) in gradients.iter().zip(&exact).enumerate() {
+                assert_near(&format!("{label}: gradient {i}"), actual, exact, 2e-5);
             }
             continue;
         }
         for (i, gradient) in gradients.iter().enumerate() {
             let direction = numbers(gradient.len(), 100 + i as u32);
             let moved = |step: f64| {
-                let mut all = plain.clone();
-                for (x, d) in all[i].iter_mut().zip(&direction) {
+                let mut inputs = plain.clone();
+                for (x, d) in inputs[i].iter_mut().zip(&direction) {
                     *x += step * d;
                 }
-                loss(&all)
+                loss(&inputs)
             };
             let step = 1e-5;
             let expected = (moved(step) - moved(-step)) / (2.0 * step);
-            let found: f64 = gradient.iter().zip(&direction).map(|(a, b)| a * b).sum();
+            let actual: f64 = gradient.iter().zip(&direction).map(|(a, b)| a * b).sum();
             let size = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
             assert!(
-                (found - expected).abs() < 2e-7 * size.max(expected.abs()).max(1e-3),
-                "{label}: gradient {i} gives {found}, differences {expected}"
+                (actual - expected).abs() < 2e-7 * size.max(expected.abs()).max(1e-3),
+                "{label}: gradient {i} gives {actual}, differences {expected}"
             );
         }
         exact = gradients;
@@ -93,11 +93,11 @@ fn hold(what: &str, inputs: &[(Vec<f64>, usize)], kernel: &dyn Fn(&[Tensor<2>]) 
 /// Sequences of these lengths, one behind the other, after so many rows that are in none.
 fn sequences(skipped: usize, lengths: &[usize], begins: bool) -> SequenceRows {
     let mut row = skipped;
-    let own = lengths.iter().enumerate().map(|(slot, &n)| {
+    let rows = lengths.iter().enumerate().map(|(slot, &n)| {
         row += n;
         StateRows { rows: row - n..row, slot, begins }
     });
-    SequenceRows::new(own.collect(), &Device::flex())
+    SequenceRows::new(rows.collect(), &Device::flex())
 }
 
 fn silu(x: f64) -> f64 {
@@ -164,8 +164,8 @@ fn rule_inputs(rows: usize, heads: DeltaHeads) -> [(Vec<f64>, usize); 3] {
     let channels = heads.channels();
     let mut qkv = numbers(rows * channels, 1);
     for row in (3..rows).step_by(5) {
-        let (before, own) = qkv.split_at_mut(row * channels);
-        own[..channels].copy_from_slice(&before[(row - 1) * channels..]);
+        let (before, after) = qkv.split_at_mut(row * channels);
+        after[..channels].copy_from_slice(&before[(row - 1) * channels..]);
     }
     let g = numbers(rows * heads.values, 2);
     let g = g.iter().map(|x| -(2.0 * x).exp() * 0.3).collect();
@@ -189,14 +189,14 @@ fn the_convolution_is_its_formula_within_each_sequence() {
         (1, vec![70, 1, 64, 130], 5, 4),
         (0, vec![66], 1030, 4),
     ] {
-        let all = sequences(skipped, &lengths, true);
+        let sequences = sequences(skipped, &lengths, true);
         let rows = skipped + lengths.iter().sum::<usize>();
         let inputs = [(numbers(rows * channels, 4), channels), (numbers(channels * taps, 5), taps)];
         hold(
             &format!("convolution over {lengths:?}"),
             &inputs,
-            &|t| fused(|| causal_convolution(&t[0], &t[1], &all)),
-            &|v| convolved(&v[0], &v[1], rows, &all),
+            &|t| fused(|| causal_convolution(&t[0], &t[1], &sequences)),
+            &|v| convolved(&v[0], &v[1], rows, &sequences),
         );
     }
 }
@@ -205,15 +205,15 @@ fn the_convolution_is_its_formula_within_each_sequence() {
 fn the_delta_rule_in_chunks_is_the_rule_token_by_token() {
     for (heads, (skipped, lengths)) in HEADS
         .into_iter()
-        .flat_map(|heads| [(0, vec![1, 2]), (2, vec![70, 3, 64]), (0, vec![150])].map(|own| (heads, own)))
+        .flat_map(|heads| [(0, vec![1, 2]), (2, vec![70, 3, 64]), (0, vec![150])].map(|lengths| (heads, lengths)))
     {
-        let all = sequences(skipped, &lengths, true);
+        let sequences = sequences(skipped, &lengths, true);
         let inputs = rule_inputs(skipped + lengths.iter().sum::<usize>(), heads);
         hold(
             &format!("delta rule over {lengths:?}, {heads:?}"),
             &inputs,
-            &|t| fused(|| gated_delta_rule(&t[0], &t[1], &t[2], heads, &all)),
-            &|v| recurrent([&v[0], &v[1], &v[2]], heads, &all).0,
+            &|t| fused(|| gated_delta_rule([&t[0], &t[1], &t[2]], heads, &sequences)),
+            &|v| recurrent([&v[0], &v[1], &v[2]], heads, &sequences).0,
         );
     }
 }
@@ -226,8 +226,8 @@ fn the_gated_norm_is_its_formula() {
         let rows = v[0].chunks(n).zip(v[1].chunks(n));
         let row = |(x, z): (&[f64], &[f64])| {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / n as f64;
-            let own = x.iter().zip(z).zip(&v[2]);
-            own.map(|((x, z), w)| x / (mean + 1e-6).sqrt() * w * silu(*z)).collect::<Vec<f64>>()
+            let columns = x.iter().zip(z).zip(&v[2]);
+            columns.map(|((x, z), w)| x / (mean + 1e-6).sqrt() * w * silu(*z)).collect::<Vec<f64>>()
         };
         rows.flat_map(row).collect()
     });
@@ -252,10 +252,12 @@ fn sequences_that_continue_from_states_give_what_whole_ones_give() {
     // a long piece, one that is shorter than the taps, single tokens, and the rest
     for most in [67, 2, 1, 1, 1000] {
         let taken: Vec<usize> = (0..3).map(|i| most.min(lengths[i] - done[i])).collect();
-        let piece = |all: &[f64], columns: usize| {
-            let own = whole.iter().zip(&done).zip(&taken);
-            let own = own.flat_map(|((s, done), n)| all[(s.rows.start + done) * columns..][..n * columns].to_vec());
-            own.collect::<Vec<f64>>()
+        let piece = |values: &[f64], columns: usize| {
+            let pieces = whole.iter().zip(&done).zip(&taken);
+            let rows = |((s, done), n): ((&StateRows, &usize), &usize)| {
+                values[(s.rows.start + done) * columns..][..n * columns].to_vec()
+            };
+            pieces.flat_map(rows).collect::<Vec<f64>>()
         };
         let layout = sequences(0, &taken, begins);
         let x = tensor(&piece(qkv, *channels), *channels, dtype);

@@ -32,11 +32,11 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
 
 /// Everything in a pool, keys before values.
 pub(super) fn contents(pool: &KvPool) -> [Vec<f64>; 2] {
-    let all: Vec<u32> = (0..pool.slots() as u32).collect();
-    gather_kv(pool, &mapping(&all), DType::F64).map(values)
+    let slots: Vec<u32> = (0..pool.slots() as u32).collect();
+    gather_kv(pool, &mapping(&slots), DType::F64).map(values)
 }
 
-/// Where a pool's keys and values are in memory.
+/// Addresses of a pool's keys and values.
 pub(super) fn addresses(pool: &KvPool) -> [usize; 2] {
     let float = |t: &Tensor<3>| detached(t.clone()).bytes().as_ptr() as usize;
     match pool {
@@ -72,8 +72,8 @@ fn rows_are_read_as_they_were_written_and_others_stay() {
                 assert_eq!(values(read), expected, "{dtype:?} from {from:?}");
             }
             let [heads, _, dim] = SIZE;
-            for all in contents(&written) {
-                for (i, row) in all.chunks(dim).enumerate() {
+            for values in contents(&written) {
+                for (i, row) in values.chunks(dim).enumerate() {
                     let slot = (i % written.slots()) as u32;
                     let zeros = row.iter().all(|&x| x == 0.0);
                     assert_eq!(zeros, !slots.contains(&slot), "slot {slot} of {heads}");
@@ -86,8 +86,8 @@ fn rows_are_read_as_they_were_written_and_others_stay() {
 /// Numbers rounded to 8 bits, head by head, and then to a type; no more than half a scale from what they were.
 fn rounded(numbers: Tensor<3>, dtype: DType) -> Vec<f64> {
     let dims = numbers.dims();
-    let mut all: Vec<f32> = numbers.into_data().iter::<f32>().collect();
-    for row in all.chunks_mut(dims[2]) {
+    let mut decoded: Vec<f32> = numbers.into_data().iter::<f32>().collect();
+    for row in decoded.chunks_mut(dims[2]) {
         let most = row.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
         let scale = f32::from_bits(((most / 127.0).to_bits() + 0xFFFF) & 0xFFFF_0000);
         assert!(scale * 127.0 >= most && scale * 127.0 <= most * (1.0 + 1.0 / 128.0));
@@ -97,7 +97,7 @@ fn rounded(numbers: Tensor<3>, dtype: DType) -> Vec<f64> {
             *x = near;
         }
     }
-    let data = burn::tensor::TensorData::new(all, dims);
+    let data = burn::tensor::TensorData::new(decoded, dims);
     values(Tensor::<3>::from_data(data, &Device::flex()).cast(dtype))
 }
 
@@ -135,9 +135,9 @@ fn blocks_are_copied_whole_and_others_stay() {
         for (before, after) in before.iter().zip(&after) {
             for head in 0..heads {
                 for (to, from) in source.into_iter().enumerate() {
-                    let of = |all: &[f64], block: usize| {
+                    let of = |values: &[f64], block: usize| {
                         let first = (head * blocks + block) * BLOCK_SIZE * dim;
-                        all[first..first + BLOCK_SIZE * dim].to_vec()
+                        values[first..first + BLOCK_SIZE * dim].to_vec()
                     };
                     assert_eq!(of(after, to), of(before, from), "{dtype:?}, block {to}");
                 }

@@ -20,15 +20,15 @@ fn products_with_panels_are_their_formulas() {
         let plain = |w: &Tensor<2>| x.clone().matmul(w.clone().transpose());
         let pack = |w: &Tensor<2>| PackedWeights::pack(w).expect(KNOWN);
         let [pa, pb, pc] = [&a, &b, &c].map(pack);
-        let found = fused(|| PackedWeights::linear_each(&x, [&pa, &pc, &pb]));
-        for (found, w) in found.iter().zip([&a, &c, &b]) {
-            assert_same("products", found, &plain(w));
+        let actual = fused(|| PackedWeights::linear_each(&x, [&pa, &pc, &pb]));
+        for (actual, w) in actual.iter().zip([&a, &c, &b]) {
+            assert_same("products", actual, &plain(w));
         }
         let base = numbers([rows, outer], 9);
-        let found = fused(|| pa.linear_add(base.clone(), &x));
-        assert_same("on top", &found, &(base + plain(&a)));
-        let found = fused(|| PackedWeights::linear_swiglu(&pa, &pb, &x));
-        assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
+        let actual = fused(|| pa.linear_add(base.clone(), &x));
+        assert_same("on top", &actual, &(base + plain(&a)));
+        let actual = fused(|| PackedWeights::linear_swiglu(&pa, &pb, &x));
+        assert_same("gated", &actual, &(silu(plain(&a)) * plain(&b)));
         assert!(pa.bytes() >= 4 * outer * inner && pa.bytes() <= 4 * (outer + 31) * inner);
         let wide = x.cast(DType::F64);
         assert!(!pa.takes(&wide) && PackedWeights::pack(&wide).is_none(), "f32 alone");
@@ -48,12 +48,12 @@ fn a_row_has_the_same_products_among_any_number_of_rows_with_a_team_and_without(
             let normed = fused(|| rms_norm(&gated, &numbers([1, outer], 8), 1e-6, 0.0));
             [gate.linear(&x), gated, normed].map(|y| values(&y))
         };
-        let all = products(20);
+        let batched = products(20);
         for rows in 1..=20 {
             let alone = products(rows);
             let led = with_team(&Device::flex(), || products(rows));
-            for ((all, alone), led) in all.iter().zip(alone).zip(led) {
-                assert_eq!(alone, all[..rows * outer], "{rows} rows");
+            for ((batched, alone), led) in batched.iter().zip(alone).zip(led) {
+                assert_eq!(alone, batched[..rows * outer], "{rows} rows");
                 assert_eq!(led, alone, "{rows} rows on a team");
             }
         }
@@ -64,7 +64,7 @@ fn values(tensor: &Tensor<2>) -> Vec<f32> {
     tensor.clone().into_data().iter::<f32>().collect()
 }
 
-/// What 8 bits leave of a matrix: of each row's numbers the nearest of 255 between its largest and its negative.
+/// A matrix rounded to 8 bits: of each row's numbers the nearest of 255 between its largest and its negative.
 fn rounded(matrix: &Tensor<2>) -> Vec<f64> {
     let [_, inner] = matrix.dims();
     let row = |row: &[f32]| {
@@ -93,15 +93,15 @@ fn products_with_8_bit_panels_are_those_of_the_rounded_matrices() {
         let pack = |w: &Tensor<2>| PackedWeights::quantize(w).expect(KNOWN);
         let [pa, pb, pc] = [&a, &b, &c].map(pack);
         let [ra, rb, rc] = [&a, &b, &c].map(|w| reference(&x, &rounded(w)));
-        let found = fused(|| PackedWeights::linear_each(&x, [&pa, &pc, &pb]));
-        for (found, expected) in found.iter().zip([&ra, &rc, &rb]) {
-            assert_same("products", found, expected);
+        let actual = fused(|| PackedWeights::linear_each(&x, [&pa, &pc, &pb]));
+        for (actual, expected) in actual.iter().zip([&ra, &rc, &rb]) {
+            assert_same("products", actual, expected);
         }
         let base = numbers([rows, outer], 9);
-        let found = fused(|| pa.linear_add(base.clone(), &x));
-        assert_same("on top", &found, &(base + ra.clone()));
-        let found = fused(|| PackedWeights::linear_swiglu(&pa, &pb, &x));
-        assert_same("gated", &found, &(silu(ra) * rb));
+        let actual = fused(|| pa.linear_add(base.clone(), &x));
+        assert_same("on top", &actual, &(base + ra.clone()));
+        let actual = fused(|| PackedWeights::linear_swiglu(&pa, &pb, &x));
+        assert_same("gated", &actual, &(silu(ra) * rb));
         // a byte a number and four an output, of whole panels
         assert_eq!(pa.bytes(), outer.next_multiple_of(32) * (inner + 4));
     }
@@ -112,13 +112,13 @@ fn rounding_to_8_bits_moves_no_number_by_more_than_half_a_step_and_keeps_the_lar
     let w = numbers([40, 70], 3) * numbers([40, 1], 4);
     let identity: Tensor<2> = Tensor::eye(70, &Device::flex());
     let packed = PackedWeights::quantize(&w).expect(KNOWN);
-    let found = values(&packed.linear(&identity).transpose());
-    for (row, (found, w)) in found.chunks(70).zip(values(&w).chunks(70)).enumerate() {
+    let actual = values(&packed.linear(&identity).transpose());
+    for (row, (actual, w)) in actual.chunks(70).zip(values(&w).chunks(70)).enumerate() {
         let most = w.iter().fold(0.0_f32, |most, w| most.max(w.abs()));
-        for (found, w) in found.iter().zip(w) {
+        for (actual, w) in actual.iter().zip(w) {
             let step = if w.abs() < most { 0.5001 / 127.0 } else { 1e-6 };
             let bound = step * most;
-            assert!((found - w).abs() <= bound, "row {row}: {found} for {w}");
+            assert!((actual - w).abs() <= bound, "row {row}: {actual} for {w}");
         }
     }
 }

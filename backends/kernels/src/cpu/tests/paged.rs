@@ -60,7 +60,7 @@ fn tables(groups: Groups, step: usize) -> (Vec<SharedBlocks>, usize) {
         next += count;
         ids.map(|id| id as u32).collect()
     };
-    let count: usize = groups.iter().map(|(_, own)| own.len()).sum();
+    let count: usize = groups.iter().map(|(_, member)| member.len()).sum();
     let mut row = count + 2;
     let groups = groups.iter().map(|&(prefix, members)| SharedBlocks {
         blocks: blocks(prefix),
@@ -86,8 +86,8 @@ fn inputs(case: &Case, dtype: Type, step: usize) -> Inputs {
     };
     let dtype = dtype.queries();
     let blocks = groups.iter().flat_map(|group| {
-        let own = group.members.iter().flat_map(|own| &own.blocks);
-        group.blocks.iter().chain(own)
+        let member = group.members.iter().flat_map(|member| &member.blocks);
+        group.blocks.iter().chain(member)
     });
     let slots = blocks.flat_map(|&b| b * BLOCK_SIZE as u32..(b + 1) * BLOCK_SIZE as u32);
     let slots = SlotMapping::new(slots.collect(), &device);
@@ -121,9 +121,9 @@ fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     tensor.clone().into_data().iter::<f64>().collect()
 }
 
-fn slots(prefix: &[u32], own: &SequenceBlocks) -> Vec<u32> {
-    let tokens = prefix.len() * BLOCK_SIZE + own.tokens;
-    let blocks = prefix.iter().chain(&own.blocks);
+fn slots(prefix: &[u32], member: &SequenceBlocks) -> Vec<u32> {
+    let tokens = prefix.len() * BLOCK_SIZE + member.tokens;
+    let blocks = prefix.iter().chain(&member.blocks);
     let slots = blocks.flat_map(|&b| b * BLOCK_SIZE as u32..(b + 1) * BLOCK_SIZE as u32);
     slots.take(tokens).collect()
 }
@@ -160,11 +160,11 @@ fn attention(case: &Case, q: &[f64], keys: &[f64], values: &[f64], sink: Option<
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
     let sink = sink.map_or(0.0, |sink| (sink - most).exp());
-    let all: f64 = weights.iter().sum::<f64>() + sink;
+    let total: f64 = weights.iter().sum::<f64>() + sink;
     let mut out = vec![0.0; dim];
     for (value, weight) in values.chunks(dim).skip(first).zip(weights) {
         for (out, x) in out.iter_mut().zip(value) {
-            *out += weight / all * x;
+            *out += weight / total * x;
         }
     }
     out
@@ -172,10 +172,10 @@ fn attention(case: &Case, q: &[f64], keys: &[f64], values: &[f64], sink: Option<
 
 /// Fails where numbers are more than `bound` of the expected ones' size apart, in relative L2.
 #[track_caller]
-fn assert_close(what: &str, found: &[f64], expected: &[f64], bound: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}");
+fn assert_close(what: &str, actual: &[f64], expected: &[f64], bound: f64) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
-    let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let apart = norm(&mut actual.iter().zip(expected).map(|(a, b)| a - b));
     let size = norm(&mut expected.iter().copied());
     assert!(apart <= bound * size, "{what}: {:e} apart", apart / size);
 }
@@ -216,19 +216,19 @@ fn attention_over_a_pool_is_its_formula() {
     for (case, (dtype, bound)) in CASES.iter().chain(&with_sinks).flat_map(|case| types.map(|dtype| (case, dtype))) {
         let inputs = inputs(case, dtype, 60);
         let [heads, kv, dim] = case.heads;
-        let (found, after) = inputs.run(case, inputs.pool.clone());
-        let found = values(&found);
+        let (actual, after) = inputs.run(case, inputs.pool.clone());
+        let actual = values(&actual);
         let [q, k, v] = inputs.qkv.each_ref().map(values);
         let sinks = inputs.sinks.as_ref().map(values);
         let mut written = Vec::new();
         for group in &inputs.groups {
-            for own in &group.members {
-                let what = format!("{case:?}, {dtype:?}, row {}", own.row);
-                let slots = slots(&group.blocks, own);
+            for member in &group.members {
+                let what = format!("{case:?}, {dtype:?}, row {}", member.row);
+                let slots = slots(&group.blocks, member);
                 let last = slots[slots.len() - 1];
                 written.push(last);
-                let of = |all: &[f64], n: usize| all[own.row * n..(own.row + 1) * n].to_vec();
-                let new = [rotated(&of(&k, kv * dim), &inputs, own.row, dim), of(&v, kv * dim)];
+                let of = |rows: &[f64], n: usize| rows[member.row * n..(member.row + 1) * n].to_vec();
+                let new = [rotated(&of(&k, kv * dim), &inputs, member.row, dim), of(&v, kv * dim)];
                 let mapping = |slots: &[u32]| SlotMapping::new(slots.to_vec(), &Device::flex());
                 let stored = gather_kv(&after, &mapping(&[last]), DType::F64);
                 for (stored, new) in stored.iter().map(values).zip(&new) {
@@ -240,20 +240,20 @@ fn attention_over_a_pool_is_its_formula() {
                 // as they are stored, the new ones too
                 let read = gather_kv(&after, &mapping(&slots), DType::F64);
                 let [keys, values] = read.each_ref().map(values);
-                let q = rotated(&of(&q, heads * dim), &inputs, own.row, dim);
+                let q = rotated(&of(&q, heads * dim), &inputs, member.row, dim);
                 for head in 0..heads {
                     let tokens = slots.len() * dim;
                     let place = head / (heads / kv) * tokens..(head / (heads / kv) + 1) * tokens;
                     let q = &q[head * dim..][..dim];
-                    let sink = sinks.as_ref().map(|all| all[head]);
+                    let sink = sinks.as_ref().map(|sinks| sinks[head]);
                     let (keys, values) = (&keys[place.clone()], &values[place]);
                     let expected = attention(case, q, keys, values, sink);
-                    let found = &found[(own.row * heads + head) * dim..][..dim];
-                    assert_close(&what, found, &expected, bound);
+                    let actual = &actual[(member.row * heads + head) * dim..][..dim];
+                    assert_close(&what, actual, &expected, bound);
                 }
             }
         }
-        assert!(found[..2 * heads * dim].iter().all(|&x| x == 0.0), "rows in no sequence");
+        assert!(actual[..2 * heads * dim].iter().all(|&x| x == 0.0), "rows in no sequence");
         for (before, after) in contents(&inputs.pool).iter().zip(contents(&after)) {
             let rows = before.chunks(dim).zip(after.chunks(dim)).enumerate();
             for (i, (before, after)) in rows {
@@ -266,13 +266,13 @@ fn attention_over_a_pool_is_its_formula() {
 
 /// Fails where numbers are further from others than rounding to 8 bits takes them.
 #[track_caller]
-fn assert_rounded(what: &str, found: &[f64], exact: &[f64], dim: usize) {
-    for (found, exact) in found.chunks(dim).zip(exact.chunks(dim)) {
+fn assert_rounded(what: &str, actual: &[f64], exact: &[f64], dim: usize) {
+    for (actual, exact) in actual.chunks(dim).zip(exact.chunks(dim)) {
         let most = exact.iter().fold(0.0_f64, |a, b| a.max(b.abs()));
         // half a scale, which is rounded up by less than a 128th
         let bound = most / 127.0 * (1.0 + 1.0 / 128.0) * 0.5001;
-        for (found, exact) in found.iter().zip(exact) {
-            assert!((found - exact).abs() <= bound, "{what}: {found} of {exact}");
+        for (actual, exact) in actual.iter().zip(exact) {
+            assert!((actual - exact).abs() <= bound, "{what}: {actual} of {exact}");
         }
     }
 }
@@ -329,7 +329,7 @@ fn a_pool_in_half_precision_has_no_kernel() {
     }
 }
 
-fn own(row: usize, blocks: &[u32], tokens: usize) -> SequenceBlocks {
+fn member(row: usize, blocks: &[u32], tokens: usize) -> SequenceBlocks {
     SequenceBlocks { row, blocks: blocks.to_vec(), tokens }
 }
 
@@ -343,14 +343,14 @@ fn tables_that_one_sequence_would_spoil_for_another_are_refused() {
         let shared = SharedBlocks { blocks: prefix.to_vec(), members: vec![a, b] };
         refused(vec![shared])
     };
-    assert!(!two(&[3], own(0, &[1], 16), own(1, &[2], 1)));
+    assert!(!two(&[3], member(0, &[1], 16), member(1, &[2], 1)));
     // blocks that are there in advance
-    assert!(!two(&[3], own(0, &[1, 4], 16), own(1, &[2, 4], 1)));
-    assert!(two(&[3], own(0, &[1], 16), own(1, &[1], 1)), "one last block");
-    assert!(two(&[1], own(0, &[1], 16), own(1, &[2], 1)), "a prefix");
-    assert!(two(&[3], own(0, &[1], 16), own(1, &[1, 2], 17)), "read by another");
-    assert!(two(&[3], own(0, &[1], 16), own(0, &[2], 1)), "one row");
-    assert!(two(&[3], own(0, &[1], 16), own(2, &[2], 1)), "a row outside");
-    assert!(two(&[3], own(0, &[1], 17), own(1, &[2], 1)), "too few blocks");
-    assert!(two(&[3], own(0, &[1], 0), own(1, &[2], 1)), "no token");
+    assert!(!two(&[3], member(0, &[1, 4], 16), member(1, &[2, 4], 1)));
+    assert!(two(&[3], member(0, &[1], 16), member(1, &[1], 1)), "one last block");
+    assert!(two(&[1], member(0, &[1], 16), member(1, &[2], 1)), "a prefix");
+    assert!(two(&[3], member(0, &[1], 16), member(1, &[1, 2], 17)), "read by another");
+    assert!(two(&[3], member(0, &[1], 16), member(0, &[2], 1)), "one row");
+    assert!(two(&[3], member(0, &[1], 16), member(2, &[2], 1)), "a row outside");
+    assert!(two(&[3], member(0, &[1], 17), member(1, &[2], 1)), "too few blocks");
+    assert!(two(&[3], member(0, &[1], 0), member(1, &[2], 1)), "no token");
 }

@@ -2,7 +2,6 @@
 
 use super::super::glu::tanh;
 use crate::prefix_groups::{BLOCK_FIELDS, SPAN_FIELDS};
-use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// A masked score: finite, so that differences of scores are.
@@ -13,7 +12,7 @@ pub(super) const MASKED: f64 = -1.0e30;
 pub(crate) struct Sizes {
     /// Elements of a head.
     pub dim: usize,
-    /// Whether scores have a soft-cap.
+    /// True if scores have a soft-cap.
     pub capped: bool,
 }
 
@@ -117,7 +116,7 @@ pub(super) fn block_rows(block: &Block, heads: usize, #[comptime] wide: usize) -
     Rows { at: (block.from * heads + block.head) * wide, count: block.count, pitch: heads * wide }
 }
 
-/// The same of a head of a part's next rows, at most `tile`.
+/// Rows of a head in a part's next rows, at most `tile`.
 #[cube]
 pub(super) fn tile_rows(
     part: &Part,
@@ -188,7 +187,7 @@ pub(super) fn visible_queries(table: &[i32], layout: &Layout, entry: usize, bloc
     Part { row, end: min(table[at + 1], first + after), shift: start - first }
 }
 
-/// Whether a query sees a key, given their positions.
+/// Returns true if a query sees a key, given their positions.
 #[cube]
 fn is_visible(query: i32, key: i32, window: i32) -> bool {
     key <= query && query - key < window
@@ -227,8 +226,8 @@ pub(super) fn masked_score(
     z
 }
 
-/// Whether row `r` of a block and row `c` of a part are a query and a key that it sees, and where the query's logsumexp
-/// and Δ are.
+/// Returns true if row `r` of a block and row `c` of a part are a query and a key that it sees, and where the query's
+/// logsumexp and Δ are.
 #[cube]
 pub(super) fn pair_of(
     r: usize,
@@ -237,12 +236,12 @@ pub(super) fn pair_of(
     layout: &Layout,
     #[comptime] block_of_queries: bool,
 ) -> (bool, usize) {
-    let own = tile.position + r as i32;
+    let position = tile.position + r as i32;
     let other = tile.row + tile.shift + c as i32;
-    let mut seen = is_visible(other, own, layout.window);
+    let mut seen = is_visible(other, position, layout.window);
     let mut row = tile.row as usize + c;
     if block_of_queries {
-        seen = is_visible(own, other, layout.window);
+        seen = is_visible(position, other, layout.window);
         row = tile.from + r;
     }
     (r < tile.rows && c < tile.count && seen, (row * layout.heads + tile.head) * 2)
@@ -270,7 +269,7 @@ pub(super) fn softmax_delta<F: Float>(
     out: &[F],
     gradient: &[F],
     lse: &[f32],
-    both: &mut [f32],
+    statistics: &mut [f32],
     rows: usize,
     dim: usize,
     #[define(F)] _dtype: ElemType,
@@ -281,7 +280,7 @@ pub(super) fn softmax_delta<F: Float>(
         for i in row * dim..row * dim + dim {
             sum += f32::cast_from(out[i]) * f32::cast_from(gradient[i]);
         }
-        both[2 * row] = lse[row];
-        both[2 * row + 1] = sum;
+        statistics[2 * row] = lse[row];
+        statistics[2 * row + 1] = sum;
     }
 }

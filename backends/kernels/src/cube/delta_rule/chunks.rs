@@ -1,12 +1,11 @@
-//! What queries and keys of a chunk get, given the states and gradients at its ends. A unit has a row of a value head's
-//! state. Forward and back are kernels of their own: one of both takes longer to compile than two of half its size.
+//! Gradients of queries and keys of a chunk, given the states and gradients at its ends. A unit has a row of a value
+//! head's state. Forward and back are kernels of their own: one of both takes longer to compile than two of half its
+//! size.
 
-use super::super::launch::row_sum;
 use super::sizes::{PARTS, Sizes};
 use super::tile::{RuleLayout, clear, load_keys, place_of, total};
+use crate::cube::prelude::*;
 use crate::delta::CHUNK_FIELDS;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
 
 /// A unit's row of a value head's state, in a chunk.
 #[derive(CubeType, Clone, Copy)]
@@ -16,7 +15,7 @@ struct Part {
     end: usize,
     head: usize,
     row: usize,
-    /// Whether there is such a row.
+    /// True if there is such a row.
     writes: bool,
 }
 
@@ -71,12 +70,12 @@ fn load_values(
     let mut i = UNIT_POS as usize;
     while i < count * width {
         let token = i / width;
-        let own = (row + token) * layout.values + head;
-        let from = own * width + i % width;
+        let entry = (row + token) * layout.values + head;
+        let from = entry * width + i % width;
         let to = token * comptime!(3 * width) + i % width;
         stage[to] = d_out[from];
-        stage[to + width] = beta[own] * vectors[from];
-        stage[to + comptime!(2 * width)] = beta[own] * vectors[layout.vectors_at + from];
+        stage[to + width] = beta[entry] * vectors[from];
+        stage[to + comptime!(2 * width)] = beta[entry] * vectors[layout.vectors_at + from];
         i += units;
     }
     sync_cube();
@@ -201,11 +200,11 @@ pub(crate) fn delta_rule_chunks<F: Float>(
     }
     if comptime!(!back) {
         let mut lanes = Shared::<[f32]>::new_slice(units);
-        let mut own = product(&state, states, after, width);
+        let mut entry = product(&state, states, after, width);
         if !part.writes {
-            own = 0.0f32;
+            entry = 0.0f32;
         }
-        let sum = row_sum(&mut lanes, own, units);
+        let sum = row_sum(&mut lanes, entry, units);
         if part.writes && UNIT_POS == 0 {
             d_qk[layout.products_at + task] = sum;
         }

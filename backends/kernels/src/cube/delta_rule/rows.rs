@@ -1,11 +1,9 @@
 //! Gradients of the inputs, row by row: through the norms of queries and keys, and of values, β and g.
 
-use super::super::launch::{RowGrid, row_index, row_lanes, row_sum};
 use super::sizes::Sizes;
 use super::tile::{HeadPlace, RuleLayout, inverse_norm, place_of};
+use crate::cube::prelude::*;
 use crate::delta::CHUNK_FIELDS;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
 
 /// The sum over the value heads of a key head of an element of their gradients.
 #[cube]
@@ -54,7 +52,7 @@ fn through_norm<F: Float>(
     }
 }
 
-/// Of a value head of a row, the `own`-th of all: dV, and the sums `dq · q − dV · v` and dβ.
+/// Of a value head of a row, the `token_head`-th of all: dV, and the sums `dq · q − dV · v` and dβ.
 #[cube]
 fn of_values<F: Float>(
     qkv: &[F],
@@ -65,7 +63,7 @@ fn of_values<F: Float>(
     place: &HeadPlace,
     layout: &RuleLayout,
     row: usize,
-    own: usize,
+    token_head: usize,
     beta: f32,
     is_row: bool,
     #[comptime] sizes: Sizes,
@@ -80,17 +78,17 @@ fn of_values<F: Float>(
     while i < dim {
         let q = f32::cast_from(qkv[first + place.query + i]);
         squares += q * q;
-        of_query += q * d_qk[own * comptime!(2 * dim) + i];
+        of_query += q * d_qk[token_head * comptime!(2 * dim) + i];
         i += units;
     }
     let mut of_value = 0.0f32;
     let mut of_beta = 0.0f32;
     let mut j = UNIT_POS_X as usize;
     while j < width {
-        let d_delta = vectors[layout.vectors_at + own * width + j];
+        let d_delta = vectors[layout.vectors_at + token_head * width + j];
         let at = first + place.value + j;
         of_value += beta * d_delta * f32::cast_from(qkv[at]);
-        of_beta += d_delta * vectors[own * width + j];
+        of_beta += d_delta * vectors[token_head * width + j];
         if is_row {
             d_qkv[at] = F::cast_from(beta * d_delta);
         }
@@ -129,14 +127,26 @@ pub(crate) fn delta_rule_rows<F: Float>(
     let group = layout.values / layout.keys;
     let head = task % layout.keys * group;
     for i in 0..group {
-        let own = row * layout.values + head + i;
+        let token_head = row * layout.values + head + i;
         let place = place_of(&layout, head + i, sizes);
         let (of_g, of_beta) = of_values::<F>(
-            qkv, d_qk, vectors, d_qkv, &mut lanes, &place, &layout, row, own, beta[own], is_row, sizes, units,
+            qkv,
+            d_qk,
+            vectors,
+            d_qkv,
+            &mut lanes,
+            &place,
+            &layout,
+            row,
+            token_head,
+            beta[token_head],
+            is_row,
+            sizes,
+            units,
         );
         if is_row && UNIT_POS_X == 0 {
-            d_g[own] = of_g;
-            d_beta[own] = of_beta;
+            d_g[token_head] = of_g;
+            d_beta[token_head] = of_beta;
         }
     }
     let place = place_of(&layout, head, sizes);
@@ -159,9 +169,9 @@ pub(crate) fn delta_rule_decays(d_qk: &[f32], table: &[i32], d_g: &mut [f32], la
         let head = task % layout.values;
         let mut sum = d_qk[layout.products_at + task];
         for done in 0..end - start {
-            let own = (end - 1 - done) * layout.values + head;
-            sum += d_g[own];
-            d_g[own] = sum;
+            let token_head = (end - 1 - done) * layout.values + head;
+            sum += d_g[token_head];
+            d_g[token_head] = sum;
         }
     }
 }

@@ -3,10 +3,9 @@
 use super::sizes::{Keep, PARTS, Sizes};
 use super::tile::{RuleLayout, clear, column_at, load_keys, place_of, read_column, run_of, total, write_column};
 use crate::delta::CHUNK;
-use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// What a token finds changed, u, and what it reads. `at` is where its query is, behind which the key is.
+/// The change u of a token, and its output. `at` is the offset of its query, behind which the key is.
 #[cube]
 fn step(
     state: &mut Array<f32>,
@@ -75,14 +74,14 @@ pub(crate) fn delta_rule_forward<F: Float>(
         let count = min(run.end - row, tile);
         load_keys::<F>(qkv, &place, &layout, row, count, &mut stage, &mut norms, dim, tile, comptime!(sizes.units()));
         for token in 0..count {
-            let own = (row + token) * values + run.head;
+            let token_head = (row + token) * values + run.head;
             let value = qkv[(row + token) * place.channels + place.value + run.column];
             let (u, read) = step(
                 &mut state,
                 &stage,
                 token * comptime!(2 * dim),
-                g[own].exp(),
-                beta[own],
+                g[token_head].exp(),
+                beta[token_head],
                 f32::cast_from(value),
                 dim,
             );
@@ -91,7 +90,7 @@ pub(crate) fn delta_rule_forward<F: Float>(
                 result = u;
             }
             if run.writes {
-                out[own * comptime!(sizes.value_dim) + run.column] = result;
+                out[token_head * comptime!(sizes.value_dim) + run.column] = result;
             }
         }
         sync_cube();
@@ -168,10 +167,17 @@ pub(crate) fn delta_rule_reverse<F: Float>(
         load_keys::<F>(qkv, &place, &layout, row, count, &mut stage, &mut norms, dim, tile, comptime!(sizes.units()));
         for done in 0..count {
             let token = count - 1 - done;
-            let own = (row + token) * values + run.head;
-            let at = own * comptime!(sizes.value_dim) + run.column;
-            let d_delta =
-                step_back(&mut d_state, &stage, token * comptime!(2 * dim), g[own].exp(), beta[own], d_out[at], dim);
+            let token_head = (row + token) * values + run.head;
+            let at = token_head * comptime!(sizes.value_dim) + run.column;
+            let d_delta = step_back(
+                &mut d_state,
+                &stage,
+                token * comptime!(2 * dim),
+                g[token_head].exp(),
+                beta[token_head],
+                d_out[at],
+                dim,
+            );
             if run.writes {
                 vectors[layout.vectors_at + at] = d_delta;
             }

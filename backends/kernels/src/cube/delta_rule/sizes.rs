@@ -3,7 +3,7 @@
 use crate::delta::DeltaHeads;
 
 /// Widest key or value: a unit has a column or a row of a state in registers.
-const WIDEST: usize = 256;
+const MAX_DIM: usize = 256;
 
 /// Numbers of shared memory for queries and keys of a tile, or for all that the tile of a chunk needs: 12 KiB.
 const STAGED: usize = 3072;
@@ -17,7 +17,7 @@ pub(crate) struct Sizes {
     pub value_dim: usize,
 }
 
-/// What a run through sequences keeps of their states.
+/// States that a run through sequences keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keep {
     Nothing,
@@ -29,12 +29,12 @@ pub(crate) enum Keep {
 
 impl Sizes {
     /// `None` for heads that are too wide.
-    pub(super) fn of(heads: DeltaHeads) -> Option<Self> {
+    pub(super) fn new(heads: DeltaHeads) -> Option<Self> {
         let DeltaHeads { key_dim, value_dim, .. } = heads;
-        let fits = |dim| (1..=WIDEST).contains(&dim);
+        let fits = |dim| (1..=MAX_DIM).contains(&dim);
         let grouped = heads.keys > 0 && heads.values.is_multiple_of(heads.keys);
-        let own = Self { key_dim, value_dim };
-        (fits(key_dim) && fits(value_dim) && grouped).then_some(own)
+        let sizes = Self { key_dim, value_dim };
+        (fits(key_dim) && fits(value_dim) && grouped).then_some(sizes)
     }
 
     /// Units of a cube that has columns of a state, and cubes of a state.
@@ -56,7 +56,7 @@ impl Sizes {
         Self::tokens(2 * self.key_dim)
     }
 
-    /// The same where the tokens' values are there too, three vectors of each.
+    /// [`Self::tile`] with the tokens' values in shared memory too, three vectors of each.
     pub(super) const fn chunk_tile(self) -> usize {
         Self::tokens(2 * self.key_dim + 3 * self.value_dim)
     }
@@ -83,18 +83,18 @@ mod tests {
 
     #[test]
     fn tiles_divide_chunks_and_fit_in_the_shared_memory_that_webgpu_guarantees() {
-        for (key_dim, value_dim) in (1..=WIDEST).flat_map(|k| (1..=WIDEST).map(move |v| (k, v))) {
-            let own = Sizes::of(heads(key_dim, value_dim)).expect("not too wide");
-            assert!(CHUNK.is_multiple_of(own.tile()));
-            let norms = 2 * own.tile() * PARTS;
-            let run = 2 * key_dim * own.tile() + norms;
-            let tile = own.chunk_tile();
+        for (key_dim, value_dim) in (1..=MAX_DIM).flat_map(|k| (1..=MAX_DIM).map(move |v| (k, v))) {
+            let sizes = Sizes::new(heads(key_dim, value_dim)).expect("not too wide");
+            assert!(CHUNK.is_multiple_of(sizes.tile()));
+            let norms = 2 * sizes.tile() * PARTS;
+            let run = 2 * key_dim * sizes.tile() + norms;
+            let tile = sizes.chunk_tile();
             let chunk = (2 * key_dim + 3 * value_dim) * tile + 2 * tile * PARTS;
-            let bytes = 4 * run.max(chunk + own.row_units());
-            assert!(bytes <= 16 << 10, "{own:?}: {bytes} bytes");
-            assert!(own.units() * own.slices() >= value_dim && own.row_units() >= key_dim);
+            let bytes = 4 * run.max(chunk + sizes.row_units());
+            assert!(bytes <= 16 << 10, "{sizes:?}: {bytes} bytes");
+            assert!(sizes.units() * sizes.slices() >= value_dim && sizes.row_units() >= key_dim);
         }
-        assert_eq!(Sizes::of(heads(WIDEST + 1, 8)), None);
-        assert_eq!(Sizes::of(heads(8, WIDEST + 1)), None);
+        assert_eq!(Sizes::new(heads(MAX_DIM + 1, 8)), None);
+        assert_eq!(Sizes::new(heads(8, MAX_DIM + 1)), None);
     }
 }

@@ -2,13 +2,12 @@
 
 use super::sizes::{PARTS, Sizes};
 use crate::delta::SEQUENCE_FIELDS;
-use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// What is added to the squared norm of a query or key.
+/// Term added to the squared norm of a query or key.
 const NORM_EPS: f64 = 1e-6;
 
-/// What kernels are told of heads and buffers.
+/// Layout of heads and buffers.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RuleLayout {
     /// Cubes or units with work.
@@ -17,17 +16,17 @@ pub(crate) struct RuleLayout {
     pub values: usize,
     /// √`key_dim`, inverted.
     pub scale: f32,
-    /// Where chunks and rows are in the table.
+    /// Offsets of chunks and rows in the table.
     pub chunks_at: usize,
     pub rows_at: usize,
-    /// Where dδ is in the vectors, and where gradients of states are in the states.
+    /// Offsets of dδ in the vectors, and of gradients of states in the states.
     pub vectors_at: usize,
     pub states_at: usize,
-    /// Where products of states and their gradients are behind the gradients of queries and keys.
+    /// Offset of products of states and their gradients, behind the gradients of queries and keys.
     pub products_at: usize,
 }
 
-/// Where a value head and its key head are in a row of queries, keys and values.
+/// Columns of a value head and its key head in a row of queries, keys and values.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 pub(crate) struct HeadPlace {
@@ -40,13 +39,13 @@ pub(crate) struct HeadPlace {
 
 #[cube]
 pub(crate) fn place_of(layout: &RuleLayout, head: usize, #[comptime] sizes: Sizes) -> HeadPlace {
-    let all = layout.keys * comptime!(sizes.key_dim);
+    let key_width = layout.keys * comptime!(sizes.key_dim);
     let query = head / (layout.values / layout.keys) * comptime!(sizes.key_dim);
     HeadPlace {
-        channels: 2 * all + layout.values * comptime!(sizes.value_dim),
+        channels: 2 * key_width + layout.values * comptime!(sizes.value_dim),
         query,
-        key: all + query,
-        value: 2 * all + head * comptime!(sizes.value_dim),
+        key: key_width + query,
+        value: 2 * key_width + head * comptime!(sizes.value_dim),
     }
 }
 
@@ -62,7 +61,7 @@ pub(crate) struct Run {
     pub chunk: usize,
     pub head: usize,
     pub column: usize,
-    /// Whether there is such a column.
+    /// True if there is such a column.
     pub writes: bool,
 }
 
@@ -85,7 +84,7 @@ pub(crate) fn run_of(table: &[i32], layout: &RuleLayout, #[comptime] sizes: Size
     }
 }
 
-/// Where a run's column is in the `index`-th of some states.
+/// Offset of a run's column in the `index`-th of some states.
 #[cube]
 pub(crate) fn column_at(run: &Run, index: usize, values: usize, #[comptime] sizes: Sizes) -> usize {
     (index * values + run.head) * comptime!(sizes.key_dim * sizes.value_dim) + run.column

@@ -1,8 +1,6 @@
 //! The layout of 8-bit codes, and the kernels that write and widen them.
 
-use super::super::launch::{RowGrid, row_index, row_lanes, row_max, row_sum};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 
 /// Outputs of a panel.
 pub(super) const PANEL: usize = 32;
@@ -13,7 +11,7 @@ pub(super) const WORD: usize = 4;
 /// The largest code.
 const MAX_CODE: f64 = 127.0;
 
-/// What is done to a product before it is written.
+/// Operation on a product before it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Epilogue {
     None,

@@ -2,10 +2,8 @@
 //! widens four words in registers and reads each row's inputs once for sixteen products. Then the units of an output
 //! sum their results.
 
-use super::super::launch::UNITS;
 use super::codes::{Epilogue, PANEL, WORD, code, silu};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 
 /// Most rows of a cube: their sums fit in a unit's registers.
 pub(super) const fn most_rows(epilogue: Epilogue) -> usize {
@@ -41,14 +39,14 @@ fn stage<F: Float, N: Size>(
     while i < comptime!(most * CHUNK) {
         let row = first + i / CHUNK;
         let input = (chunk + i % CHUNK) * WORD;
-        let mut own = Vector::<f32, N>::cast_from(0u32);
+        let mut vector = Vector::<f32, N>::cast_from(0u32);
         #[unroll]
         for j in 0..WORD {
             if row < rows && input + j < inner {
-                own.insert(j, f32::cast_from(x[row * inner + input + j]));
+                vector.insert(j, f32::cast_from(x[row * inner + input + j]));
             }
         }
-        shared[i] = own;
+        shared[i] = vector;
         i += UNITS;
     }
 }
@@ -147,18 +145,18 @@ pub(super) fn multiply<F: Float, N: Size>(
     let mut chunk = 0usize;
     while chunk < words {
         let word = chunk + unit / ACROSS;
-        let mut own = Vector::<i32, N>::cast_from(0i32);
+        let mut vector = Vector::<i32, N>::cast_from(0i32);
         let mut up = Vector::<i32, N>::cast_from(0i32);
         if word < words {
             let at = (panel * words + word) * ACROSS + unit % ACROSS;
-            own = codes[at];
+            vector = codes[at];
             if gated {
                 up = up_codes[at];
             }
         }
         stage(x, &mut shared, first, rows, chunk, inner, most);
         sync_cube();
-        accumulate(own, &shared, &mut sums, most);
+        accumulate(vector, &shared, &mut sums, most);
         if gated {
             accumulate(up, &shared, &mut up_sums, most);
         }

@@ -5,12 +5,9 @@
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "an accumulator is in the registers of a plane")]
 
 use super::super::cmma::{ALIGNMENT, PLANE, SIDE, VECTOR, load_fragment, shared_aligned, zero_accumulator};
-use super::super::launch::{UNITS, cubes_to_fill};
 use super::codes::{Epilogue, PANEL, WORD, code, silu};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
+use crate::cube::prelude::*;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
-use cubecl::prelude::*;
 
 /// Rows of a cube.
 pub(super) const ROWS: usize = 64;
@@ -30,15 +27,15 @@ const PANELS: usize = 4;
 
 /// Bytes of shared memory of a cube with `wide` panels.
 const fn shared_bytes(epilogue: Epilogue, wide: usize) -> usize {
-    let both = match epilogue {
+    let matrices = match epilogue {
         Epilogue::SwiGlu => 2,
         Epilogue::None | Epilogue::Add => 1,
     };
-    2 * (ROWS + both * wide * PANEL) * PITCH + both * 4 * ROWS * SUM_PITCH + 4 * ALIGNMENT
+    2 * (ROWS + matrices * wide * PANEL) * PITCH + matrices * 4 * ROWS * SUM_PITCH + 4 * ALIGNMENT
 }
 
 /// The least shared memory that the kernels need, in bytes.
-pub(super) const LEAST_SHARED: usize = shared_bytes(Epilogue::SwiGlu, 1);
+pub(super) const MIN_SHARED_BYTES: usize = shared_bytes(Epilogue::SwiGlu, 1);
 
 /// Panels of a cube, of `panels`: as many as shared memory allows while cubes still fill the GPU, since every cube
 /// reads the rows again.
@@ -67,11 +64,11 @@ fn stage_rows<F: Float, N: Size>(
         let place = UNIT_POS as usize + comptime!(i * UNITS);
         let (row, input) = (place / wide, place % wide);
         let from = chunk / VECTOR + input;
-        let mut own = Vector::<F, N>::cast_from(0u32);
+        let mut values = Vector::<F, N>::cast_from(0u32);
         if first + row < rows && from < inner {
-            own = x[(first + row) * inner + from];
+            values = x[(first + row) * inner + from];
         }
-        staged[row * comptime!(PITCH / VECTOR) + input] = own;
+        staged[row * comptime!(PITCH / VECTOR) + input] = values;
     }
 }
 
@@ -87,8 +84,8 @@ fn stage_codes<F: Float>(
 ) {
     let lane = UNIT_POS as usize % PLANE;
     let plane = UNIT_POS as usize / PLANE;
-    let own = plane * comptime!(PLANE / SECTOR) + lane / SECTOR;
-    let word = chunk / WORD + own;
+    let offset = plane * comptime!(PLANE / SECTOR) + lane / SECTOR;
+    let word = chunk / WORD + offset;
     #[unroll]
     for i in 0..comptime!(PANEL / SECTOR) {
         let output = lane % SECTOR + comptime!(i * SECTOR);
@@ -98,7 +95,8 @@ fn stage_codes<F: Float>(
         }
         #[unroll]
         for j in 0..WORD {
-            staged[comptime!(place * PANEL * PITCH) + output * PITCH + own * WORD + j] = F::cast_from(code(packed, j));
+            staged[comptime!(place * PANEL * PITCH) + output * PITCH + offset * WORD + j] =
+                F::cast_from(code(packed, j));
         }
     }
 }
@@ -178,10 +176,10 @@ pub(super) fn multiply<F: Float, N: Size>(
         stage_rows(x, &mut inputs, first, rows, chunk, inner);
         #[unroll]
         for i in 0..wide {
-            let own = min(panel + i, panels - 1);
-            stage_codes::<F>(codes, &mut weights, i, own, chunk, words);
+            let tile = min(panel + i, panels - 1);
+            stage_codes::<F>(codes, &mut weights, i, tile, chunk, words);
             if gated {
-                stage_codes::<F>(up_codes, &mut weights, comptime!(wide + i), own, chunk, words);
+                stage_codes::<F>(up_codes, &mut weights, comptime!(wide + i), tile, chunk, words);
             }
         }
         sync_cube();
@@ -191,16 +189,16 @@ pub(super) fn multiply<F: Float, N: Size>(
     }
     let writes = CUBE_POS < tiles * blocks;
     #[unroll]
-    for own in 0..wide {
+    for tile in 0..wide {
         sync_cube();
-        store(sums.index(own), &mut shared, across, along);
+        store(sums.index(tile), &mut shared, across, along);
         if gated {
-            store(sums.index(comptime!(wide + own)), &mut up_shared, across, along);
+            store(sums.index(comptime!(wide + tile)), &mut up_shared, across, along);
         }
         sync_cube();
         let mut i = UNIT_POS as usize;
         while i < comptime!(ROWS * PANEL) {
-            let (row, output) = (first + i / PANEL, (panel + own) * PANEL + i % PANEL);
+            let (row, output) = (first + i / PANEL, (panel + tile) * PANEL + i % PANEL);
             if row < rows && output < outputs && writes {
                 let from = i / PANEL * SUM_PITCH + i % PANEL;
                 let at = row * outputs + output;

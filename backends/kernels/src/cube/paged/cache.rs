@@ -1,18 +1,12 @@
 //! Slots of a pool: written, copied, read.
 
-use super::super::launch::{Grid, RowGrid, UNITS, detached, dims, elem, empty, integers, launch, row_index, row_max};
 use super::super::packed::codes::placed;
 use super::codes::{CODES, encoded, magnitude, scale_bits, scale_of};
 use super::pool::CubePool;
 use super::storage::{FloatPool, Int8Pool, Kind, Storage};
-use crate::autodiff::KernelBackend;
+use crate::cube::prelude::*;
 use crate::paged::{KvPool, SlotMapping};
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, Int, Tensor, TensorData};
-use burn_cubecl::cubecl;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-use firebrick_device::trace::span;
+use crate::shapes::int_tensor;
 use firebrick_spec::BLOCK_SIZE;
 
 /// Slots on the device, which must all be in a pool of `slots` slots.
@@ -44,7 +38,7 @@ pub(crate) fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], mapping: &SlotMapping)
         }
         Some(scales) => {
             let [k, v] = kv.map(|x| detached(x.clone()));
-            let (grid, dtype) = (RowGrid::of(dim), elem(&k));
+            let (grid, dtype) = (RowGrid::new(dim), elem(&k));
             let cubes = grid.cubes([keys, values, &k], tokens * heads);
             launch!(write_int8, cubes, [keys, values, scales, k, v, mapping], tokens, heads, slots, dim, grid, dtype);
         }
@@ -59,22 +53,20 @@ pub(crate) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
     }
     let _span = span("KV cache", 0.0);
     let blocks = pool.slots() / BLOCK_SIZE;
-    let both = pairs.iter().flat_map(|&(from, to)| [from, to]);
-    let both: Vec<i32> = both
+    let flat = pairs.iter().flat_map(|&(from, to)| [from, to]);
+    let flat: Vec<i32> = flat
         .map(|block| {
             assert!((block as usize) < blocks, "block {block} of a pool of {blocks} blocks");
             block as i32
         })
         .collect();
-    let shape = [both.len()];
-    let both: Tensor<1, Int> = Tensor::from_data(TensorData::new(both, shape), (&pool.device(), DType::I32));
-    let both = integers(&both);
+    let flat = integers(&int_tensor(flat, &pool.device()));
     let pool = CubePool::open_writable(pool);
     for tensor in pool.tensors() {
         let [heads, slots] = [tensor.shape()[0], tensor.shape()[1]];
         let each = tensor.shape().num_elements() / (heads * slots);
         let grid = Grid::elements([tensor], heads * pairs.len() * BLOCK_SIZE * each);
-        launch!(copy, grid, [tensor, &both], pairs.len(), heads, slots, each, elem(tensor));
+        launch!(copy, grid, [tensor, &flat], pairs.len(), heads, slots, each, elem(tensor));
     }
     pool.close()
 }

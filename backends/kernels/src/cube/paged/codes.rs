@@ -2,7 +2,6 @@
 //! rounded up to bf16.
 
 use super::super::packed::codes::code;
-use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// Codes of a word.

@@ -1,13 +1,11 @@
 //! Attention of a cube over the columns of a row, which are tokens in the blocks of its table.
 
 use super::super::glu::tanh;
-use super::super::launch::UNITS;
 use super::codes::scale_of;
 use super::place::{Place, Sizes, slot_of};
 use super::storage::{Kind, Storage};
 use super::tile::{KEYS, LANES, MASKED, PITCH};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 
 /// Numbers of a token: from the pool, or, of the new one, from shared memory.
 #[cube]
@@ -227,17 +225,17 @@ pub(super) fn attend_columns<P: Storage, O: Float>(
     for j in 0..count {
         mixed[j] = 0.0f32;
     }
-    let own = UNIT_POS as usize / LANES;
+    let group = UNIT_POS as usize / LANES;
     let mut largest = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut tile = place.from;
-    let mut slot = slot_of(table, place, tile + own);
+    let mut slot = slot_of(table, place, tile + group);
     while tile < place.to {
         if UNIT_POS as usize % LANES < 1 {
-            slots[own] = slot as u32;
+            slots[group] = slot as u32;
         }
         // looked up ahead, so that the next tile's keys need not wait for it
-        let next = slot_of(table, place, tile + own + KEYS);
+        let next = slot_of(table, place, tile + group + KEYS);
         multiply::<P>(pool, fresh, query, &mut partial, &mut factors, place, tile, slot, fresh_scales, sizes);
         slot = next;
         let (now, sum) =
@@ -247,19 +245,8 @@ pub(super) fn attend_columns<P: Storage, O: Float>(
         accumulate_values::<P>(pool, fresh, &partial, &slots, &mut mixed, place, tile, sizes);
         tile += KEYS;
     }
-    write_output::<P, O>(
-        out,
-        &mut partial,
-        &mut scores,
-        &mixed,
-        largest,
-        total,
-        first,
-        place.own,
-        writes,
-        whole,
-        sizes,
-    );
+    let heads = place.heads;
+    write_output::<P, O>(out, &mut partial, &mut scores, &mixed, largest, total, first, heads, writes, whole, sizes);
 }
 
 /// Sums the units' accumulators of each dimension, and writes the result.
@@ -272,7 +259,7 @@ fn write_output<P: Storage, O: Float>(
     largest: f32,
     total: f32,
     first: usize,
-    own: usize,
+    count: usize,
     writes: bool,
     #[comptime] whole: bool,
     #[comptime] sizes: Sizes,
@@ -291,7 +278,7 @@ fn write_output<P: Storage, O: Float>(
         }
         sync_cube();
         let mut i = unit;
-        while i < own * width {
+        while i < count * width {
             let h = i / width;
             let d = (i % width + comptime!(j / pack * width)) * pack + comptime!(j % pack);
             let mut sum = 0.0f32;
@@ -299,10 +286,10 @@ fn write_output<P: Storage, O: Float>(
                 sum += partial[h * UNITS + p * width + i % width];
             }
             if whole {
-                let all = softmax_denominator(&*totals, h);
+                let denominator = softmax_denominator(&*totals, h);
                 // a row in no sequence sees no column and gets zeros
-                if all > 0.0f32 {
-                    sum /= all;
+                if denominator > 0.0f32 {
+                    sum /= denominator;
                 }
             }
             if d < dim && writes {
@@ -312,7 +299,7 @@ fn write_output<P: Storage, O: Float>(
         }
         sync_cube();
     }
-    if !whole && unit < own * KEYS && unit % KEYS < 1 && writes {
+    if !whole && unit < count * KEYS && unit % KEYS < 1 && writes {
         let h = unit / KEYS;
         let at = first + comptime!(heads * dim) + h;
         out[at] = O::cast_from(largest);
@@ -323,11 +310,11 @@ fn write_output<P: Storage, O: Float>(
 /// The sum of all weights of a query.
 #[cube]
 fn softmax_denominator(totals: &Shared<[f32]>, head: usize) -> f32 {
-    let mut all = 0.0f32;
+    let mut sum = 0.0f32;
     for c in 0..KEYS {
-        all += totals[head * KEYS + c];
+        sum += totals[head * KEYS + c];
     }
-    all
+    sum
 }
 
 /// Elements of a value, units among which they are divided, and elements of a unit.

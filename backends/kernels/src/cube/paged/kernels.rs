@@ -1,18 +1,16 @@
 //! The kernels of paged attention. Whole rows take one: a cube rotates its queries and the new key, writes the new
 //! token to the pool, and attends to all columns.
 //!
-//! For few rows with many columns each row's columns are divided among cubes (split-KV decode attention; Flash-Decoding;
-//! Dao, Haziza, Massa and Sizov, 2023). That takes three: rotate queries and append the new token, attend to parts of the
-//! columns, combine the parts.
+//! For few rows with many columns each row's columns are divided among cubes (split-KV decode attention;
+//! Flash-Decoding; Dao, Haziza, Massa and Sizov, 2023). That takes three: rotate queries and append the new token,
+//! attend to parts of the columns, combine the parts.
 
-use super::super::launch::UNITS;
 use super::columns::attend_columns;
 use super::place::{Layout, Place, Sizes, place_of, slot_of};
 use super::source::{Source, load_new, load_queries, rotate_queries};
 use super::storage::Storage;
 use super::tile::MASKED;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 
 /// Attention over whole rows, with a cube for all columns of some query heads.
 #[cube(launch, address_type = "dynamic")]
@@ -91,7 +89,7 @@ fn part_of(whole: &Place, part: usize, parts: usize) -> Place {
         row: whole.row,
         key_head: whole.key_head,
         first: whole.first,
-        own: whole.own,
+        heads: whole.heads,
         base: whole.base,
         blocks: whole.blocks,
         from,
@@ -113,7 +111,7 @@ fn load_rotated<F: Float>(
     let mut i = UNIT_POS as usize;
     while i < comptime!(heads * dim) {
         let mut x = 0.0f32;
-        if i < place.own * dim {
+        if i < place.heads * dim {
             x = f32::cast_from(q[place.first + i]) * scale;
         }
         query[i] = x;
@@ -175,27 +173,27 @@ pub(super) fn combine_parts<F: Float>(
         // a row in no sequence gets zeros
         if table[row] > 0 {
             let index = table[2 * layout.rows + row] as usize;
-            let own = head % layout.group;
-            let task = (index * layout.kv + head / layout.group) * layout.chunks + own / heads;
+            let query_head = head % layout.group;
+            let task = (index * layout.kv + head / layout.group) * layout.chunks + query_head / heads;
             let first = task * parts * each;
-            let scored = first + comptime!(heads * dim) + own % heads;
+            let scored = first + comptime!(heads * dim) + query_head % heads;
             let mut top = f32::new(MASKED);
             for part in 0..parts {
                 top = max(top, parted[scored + part * each]);
             }
             let mut sum = 0.0f32;
-            let mut all = 0.0f32;
+            let mut denominator = 0.0f32;
             if sunk {
                 top = max(top, sinks[head]);
-                all = (sinks[head] - top).exp();
+                denominator = (sinks[head] - top).exp();
             }
             for part in 0..parts {
                 let at = part * each;
                 let weight = (parted[scored + at] - top).exp();
-                sum += weight * parted[first + at + own % heads * dim + d];
-                all += weight * parted[scored + at + heads];
+                sum += weight * parted[first + at + query_head % heads * dim + d];
+                denominator += weight * parted[scored + at + heads];
             }
-            mean = sum / all;
+            mean = sum / denominator;
         }
         out[ABSOLUTE_POS] = F::cast_from(mean);
     }

@@ -1,6 +1,5 @@
 //! The work of a cube: some query heads of a row, and the columns that they see.
 
-use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_spec::BLOCK_SIZE;
 
@@ -10,7 +9,7 @@ pub(crate) struct Sizes {
     /// Query heads of a cube.
     pub heads: usize,
     pub dim: usize,
-    /// Whether scores have a soft-cap.
+    /// True if scores have a soft-cap.
     pub capped: bool,
 }
 
@@ -47,7 +46,7 @@ pub(crate) struct Place {
     pub key_head: usize,
     /// Offset of the first query head, and how many heads.
     pub first: usize,
-    pub own: usize,
+    pub heads: usize,
     /// The key head's first slot in the pool.
     pub base: usize,
     /// Offset of the row's blocks in the table.
@@ -77,7 +76,7 @@ pub(super) fn place_of(
         row,
         key_head: row * layout.kv + head,
         first: first * comptime!(sizes.dim),
-        own: min(layout.group - chunk * comptime!(sizes.heads), comptime!(sizes.heads)),
+        heads: min(layout.group - chunk * comptime!(sizes.heads), comptime!(sizes.heads)),
         base: head * layout.slots,
         blocks: 3 * layout.rows + row * layout.stride,
         from: to - min(window, to),

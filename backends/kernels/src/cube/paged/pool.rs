@@ -1,15 +1,10 @@
 //! A pool's tensors, as kernels take them.
 
-use super::super::launch::{buffer, detached, into_writable};
 use super::storage::{FloatPoolLaunch, Int8PoolLaunch};
-use crate::autodiff::KernelBackend;
+use crate::cube::prelude::*;
 use crate::paged::KvPool;
-use burn::backend::Cube;
-use burn::tensor::{Int, Tensor};
-use burn_cubecl::cubecl;
+use burn::tensor::Int;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 
 /// See [`KvPool`]. A pool in 8 bits has scales.
 #[derive(Debug)]

@@ -1,11 +1,9 @@
-//! Where kernels read queries and new tokens, and how they rotate them.
+//! Sources of queries and new tokens, and their rotation.
 
-use super::super::launch::UNITS;
 use super::place::{Layout, Place, Sizes};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 
-/// Where the queries of a place, its new key and its new value begin, and the row that has them, to which biases are
+/// Offsets of the queries of a place, its new key and its new value, and the row that has them, to which biases are
 /// added.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
@@ -29,8 +27,8 @@ pub(crate) trait Source<F: Float>: LaunchArg + Send + Sync {
     fn value(this: &Self, from: &Offsets, i: usize) -> F;
 }
 
-/// Keys and values in tensors of their own, `[rows, kv_heads · dim]` each. The queries are where the output will be: with
-/// their own buffer there would be nine.
+/// Keys and values in tensors of their own, `[rows, kv_heads · dim]` each. The queries are where the output will be:
+/// with their own buffer there would be nine.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Separate<F: Float> {
     k: Box<[F]>,
@@ -132,18 +130,18 @@ pub(super) fn load_queries<F: Float, S: Source<F>>(
     let mut i = UNIT_POS as usize;
     while i < comptime!(sizes.heads * (sizes.dim / 2)) {
         let (head, pair) = (i / half, i % half);
-        let own = head * comptime!(sizes.dim) + pair;
+        let first = head * comptime!(sizes.dim) + pair;
         let mut a = 0.0f32;
         let mut b = 0.0f32;
-        if head < place.own {
-            let x = S::query(source, out, from, own);
-            let y = S::query(source, out, from, own + half);
+        if head < place.heads {
+            let x = S::query(source, out, from, first);
+            let y = S::query(source, out, from, first + half);
             let (x, y) = rotated::<F>(x, y, angles, place.row * comptime!(sizes.dim) + pair, comptime!(sizes.dim));
             a = x * scale;
             b = y * scale;
         }
-        query[own] = a;
-        query[own + half] = b;
+        query[first] = a;
+        query[first + half] = b;
         i += UNITS;
     }
 }
@@ -163,12 +161,12 @@ pub(super) fn rotate_queries<F: Float, S: Source<F>>(
     let mut i = UNIT_POS as usize;
     while i < group * half {
         let pair = i % half;
-        let own = i / half * dim + pair;
-        let x = S::query(source, &*out, from, own);
-        let y = S::query(source, &*out, from, own + half);
+        let first = i / half * dim + pair;
+        let x = S::query(source, &*out, from, first);
+        let y = S::query(source, &*out, from, first + half);
         let (a, b) = rotated::<F>(x, y, angles, place.row * dim + pair, dim);
-        out[place.first + own] = F::cast_from(a);
-        out[place.first + own + half] = F::cast_from(b);
+        out[place.first + first] = F::cast_from(a);
+        out[place.first + first + half] = F::cast_from(b);
         i += UNITS;
     }
 }

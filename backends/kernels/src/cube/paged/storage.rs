@@ -1,10 +1,8 @@
-//! How a pool stores keys and values: in a float type, or as codes of 8 bits with scales.
+//! Storage of keys and values in a pool: in a float type, or as codes of 8 bits with scales.
 
-use super::super::launch::UNITS;
 use super::super::packed::codes::placed;
 use super::codes::{CODES, encoded, magnitude, scale_bits, unpack};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 
 /// Units that find the largest magnitude of a key or value.
 const REDUCERS: usize = 32;
@@ -22,7 +20,7 @@ pub(crate) enum Kind {
 pub(crate) trait Storage: LaunchArg + Send + Sync {
     /// Numbers of an element, which a unit reads at a time.
     const PACK: usize;
-    /// Whether numbers are codes to be multiplied by a scale.
+    /// True if numbers are codes to be multiplied by a scale.
     const SCALED: bool;
 
     /// The numbers of an element, before scales.

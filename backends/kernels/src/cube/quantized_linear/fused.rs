@@ -4,11 +4,9 @@
 //! A cube has some rows and 32 outputs, four of each unit. The units of an output take the words of its codes in turns,
 //! 32 at a time, and multiply a row's inputs with four outputs at once. Then they sum their results.
 
-use super::super::launch::UNITS;
 use super::super::packed::codes::code;
 use super::Parts;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 use firebrick_spec::quantized::{CODE_MAP, NF4_BLOCK, NF4_GROUP};
 
 /// Numbers of a word of codes.
@@ -66,11 +64,11 @@ fn stage<F: Float, N: Size>(
     let mut i = UNIT_POS as usize;
     while i < comptime!(most * vectors * LANES) {
         let row = first + i / comptime!(vectors * LANES);
-        let own = word + i % LANES;
+        let column = word + i % LANES;
         let place = i / LANES % vectors;
         let mut inputs = Vector::<f32, N>::cast_from(0u32);
-        if row < rows && own < words {
-            let at = (row * words + own) * numbers + place * VECTOR;
+        if row < rows && column < words {
+            let at = (row * words + column) * numbers + place * VECTOR;
             #[unroll]
             for j in 0..VECTOR {
                 inputs.insert(j, f32::cast_from(x[at + j]));
@@ -109,9 +107,9 @@ fn unpack<N: Size>(
         let mut of_outputs = Vector::<f32, N>::cast_from(0u32);
         #[unroll]
         for k in 0..VECTOR {
-            let own = packed.extract(k);
+            let bits = packed.extract(k);
             let value =
-                if comptime!(numbers == NIBBLES) { map[nibble(u32::reinterpret(own), j)] } else { code(own, j) };
+                if comptime!(numbers == NIBBLES) { map[nibble(u32::reinterpret(bits), j)] } else { code(bits, j) };
             of_outputs.insert(k, value);
         }
         weights[j] = of_outputs;
@@ -203,8 +201,7 @@ pub(super) fn multiply<F: Float, N: Size>(
                 if nibbles {
                     // the numbers of a word are of one block
                     let block = at / comptime!(NF4_BLOCK / NIBBLES);
-                    let own = absmax(words, block, &parts);
-                    scale.insert(k, own);
+                    scale.insert(k, absmax(words, block, &parts));
                 }
             }
             let mut weights = Array::<Vector<f32, N>>::new(numbers);

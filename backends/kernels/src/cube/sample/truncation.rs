@@ -1,8 +1,6 @@
 //! Truncation of a row's distribution, by radix select over the bits of floats, two at a time.
 
-use super::super::launch::{UNITS, row_sum};
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
+use crate::cube::prelude::*;
 
 /// A row, and how its logits become weights: `exp((z − largest) / temperature)`.
 #[derive(CubeType, Clone, Copy)]
@@ -24,7 +22,7 @@ pub(crate) struct Bounds {
     pub min_p: f32,
 }
 
-/// Which truncations a kernel is compiled for, and the low bits that are 0 in all logits.
+/// Truncations that a kernel is compiled for, and the low bits that are 0 in all logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Truncates {
     pub by_count: bool,
@@ -90,17 +88,17 @@ fn mass_at_least<F: Float>(
     let mut i = UNIT_POS as usize;
     while i < row.vocab {
         let z = f32::cast_from(logits[row.first + i]);
-        let own = rank_of(z, spare);
-        if own >= rank + step {
+        let z_rank = rank_of(z, spare);
+        if z_rank >= rank + step {
             let mut amount = 1.0f32;
             if weigh {
                 amount = weight_of(z, row);
             }
             one += amount;
-            if own >= rank + 2u32 * step {
+            if z_rank >= rank + 2u32 * step {
                 two += amount;
             }
-            if own >= rank + 3u32 * step {
+            if z_rank >= rank + 3u32 * step {
                 three += amount;
             }
         }

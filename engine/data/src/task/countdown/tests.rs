@@ -31,9 +31,9 @@ fn every_problem_has_the_solution_it_was_made_from() {
                 let example = task.example(split, index).expect("example");
                 let solution = example.solution.as_deref().expect("a solution");
                 assert!(pays(&task, &example, solution) > 0.5, "{solution} of {}", example.answer);
-                let own = problem(&example);
-                assert!((1..=task.config.max_target).contains(&own.target));
-                assert_eq!(own.numbers.len(), task.config.numbers);
+                let problem = problem(&example);
+                assert!((1..=task.config.max_target).contains(&problem.target));
+                assert_eq!(problem.numbers.len(), task.config.numbers);
             }
         }
     }
@@ -107,8 +107,8 @@ proptest! {
             .collect();
         prop_assert_eq!(held_out.len(), 200);
         for index in (0..50).map(|i| start.wrapping_add(i)) {
-            let own = problem(&task.example(Split::Train, index).expect("example"));
-            prop_assert!(!held_out.contains(&(own.sorted(), own.target)));
+            let problem = problem(&task.example(Split::Train, index).expect("example"));
+            prop_assert!(!held_out.contains(&(problem.sorted(), problem.target)));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Generated products of numbers that are too long to multiply without the tool that comes with them: a calculator.
+//! Generated products of long numbers, with a calculator as a tool.
 
 use super::{Environment, EnvironmentError, Environments, Observation, Turn, tool_answer};
 use crate::task::operation::{Operation, Operations};
@@ -9,17 +9,17 @@ use num_traits::ToPrimitive;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Key of the shuffle that decides which problems are held out; not the user's seed.
+/// Key of the shuffle that selects held-out problems; not the user's seed.
 const HOLD_OUT: u64 = 0xCA1C_0417;
 
-/// Every character that a conversation can have: what tools refuse is said in words.
+/// All characters of a conversation, which include those of tool errors.
 const ALPHABET: &str =
     concat!(" !\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~", "\n");
 
 /// The tool.
 const NAME: &str = "calculate";
 
-/// What stands around the expression of a call.
+/// Text around the expression of a call.
 const OPEN: &str = r#"<tool_call>{"name": "calculate", "arguments": {"expression": ""#;
 const CLOSE: &str = r#""}}</tool_call>"#;
 
@@ -88,7 +88,7 @@ impl Calculator {
         })
     }
 
-    fn example_of(&self, a: i64, operation: Operation, b: i64) -> Example {
+    fn make_example(&self, a: i64, operation: Operation, b: i64) -> Example {
         let answer = operation.apply(a, b).to_string();
         let expression = format!("{a}{}{b}", operation.symbol());
         let prompt = Message::new("user", expression.clone());
@@ -125,18 +125,18 @@ impl Task for Calculator {
 
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
         let problem = self.problems.at(self.name(), split, index)?;
-        let of = |number: u64| (self.least + number % self.operands) as i64;
-        let (a, b) = (of(problem), of(problem / self.operands));
+        let operand = |number: u64| (self.least + number % self.operands) as i64;
+        let (a, b) = (operand(problem), operand(problem / self.operands));
         let operation = self.config.operations.all()[(problem / self.operands / self.operands) as usize];
-        Ok(self.example_of(a, operation, b))
+        Ok(self.make_example(a, operation, b))
     }
 
     fn longest(&self) -> Option<Example> {
         // all operands have as many digits
-        let [least, most] = [0, self.operands - 1].map(|own| (self.least + own) as i64);
-        let all = self.config.operations.all().iter();
-        let all = all.flat_map(|&own| [least, most].map(|a| self.example_of(a, own, most)));
-        all.max_by_key(|own| own.answer.len())
+        let [min, max] = [0, self.operands - 1].map(|offset| (self.least + offset) as i64);
+        let operations = self.config.operations.all().iter();
+        let examples = operations.flat_map(|&operation| [min, max].map(|a| self.make_example(a, operation, max)));
+        examples.max_by_key(|example| example.answer.len())
     }
 
     fn demonstration(&self, example: &Example) -> Option<Vec<Message>> {
@@ -155,10 +155,7 @@ impl Task for Calculator {
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
-        let said = completion.text.trim();
-        let correct = completion.finished && said == example.answer;
-        let reward = Reward::single("correct", f64::from(u8::from(correct)));
-        Ok(reward.judged(correct, said, &example.answer))
+        Ok(Reward::exact(&example.answer, completion))
     }
 }
 
@@ -220,13 +217,13 @@ impl Environment for OneCalculator {
     }
 }
 
-/// Bytes of an expression that is read.
-const LONGEST: usize = 1_000;
+/// Longest expression, in bytes.
+const MAX_BYTES: usize = 1_000;
 
-/// The value of an expression as text: whole where it is whole, else to 12 digits after the point.
+/// The value of an expression as text: an integer, or else up to 12 decimal places.
 fn calculate(text: &str) -> Result<String, String> {
-    if text.len() > LONGEST {
-        return Err(format!("the expression is longer than {LONGEST} bytes"));
+    if text.len() > MAX_BYTES {
+        return Err(format!("the expression is longer than {MAX_BYTES} bytes"));
     }
     let value = Arithmetic { depth: 50, decimals: true }.evaluate(text)?.value;
     if value.is_integer() {
@@ -266,8 +263,8 @@ mod tests {
             let text = turns[0].text().into_owned();
             let turn = Turn { calls: ToolParser::Hermes.parse(&text, &Value::Null), text };
             let environments = task.environments().expect("a calculator");
-            let said = environments.make(0).step(&turn).expect("an answer");
-            assert_eq!((said.messages, said.failed_calls), (turns[1..2].to_vec(), 0));
+            let reply = environments.make(0).step(&turn).expect("an answer");
+            assert_eq!((reply.messages, reply.failed_calls), (turns[1..2].to_vec(), 0));
             assert_eq!(turns[2].text(), example.answer);
             let digits = prompt(&example).len();
             assert_eq!(digits, 9, "two numbers of four digits and a sign");
@@ -305,8 +302,8 @@ mod tests {
             (r#"{"digits": 1, "validation_size": 36}"#, "leaves none to train on"),
         ] {
             let config: CalculatorConfig = serde_json::from_str(json).expect("settings");
-            let found = Calculator::new(&config).expect_err("refused").to_string();
-            assert!(found.contains(part), "{found}");
+            let error = Calculator::new(&config).expect_err("refused").to_string();
+            assert!(error.contains(part), "{error}");
         }
     }
 
@@ -338,8 +335,8 @@ mod tests {
             (&"(".repeat(60), "within one another"),
             (&"1".repeat(2000), "longer than"),
         ] {
-            let found = calculate(text).expect_err(text);
-            assert!(found.contains(reason), "{text}: {found}");
+            let error = calculate(text).expect_err(text);
+            assert!(error.contains(reason), "{text}: {error}");
         }
     }
 }

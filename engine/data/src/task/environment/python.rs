@@ -10,21 +10,21 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The environments of a class, in processes of `python3` or what is set. A process that dies, hangs or answers
-/// nonsense is ended, and another one takes its place; all rollouts that had an environment in it begin again.
+/// The environments of a class, in Python processes. A process that dies, hangs or answers
+/// nonsense is replaced; all rollouts with an environment in it start again.
 #[derive(Debug)]
 pub struct PythonEnvironments {
     abilities: Abilities,
     sessions: Vec<Arc<Mutex<Session>>>,
-    /// Whether a reward function looks at the objects.
-    keeps: Arc<AtomicBool>,
+    /// True if a reward function uses the objects.
+    keeps_objects: Arc<AtomicBool>,
 }
 
 impl PythonEnvironments {
-    /// Starts the first process, which says what tools there are; the others are started when they are needed.
+    /// Starts the first process, which lists the tools; the others start when they are needed.
     ///
     /// # Errors
-    /// `TaskError::Config` for settings out of range, and where the process does not start or the class cannot be used.
+    /// `TaskError::Config` for settings out of range, a process that does not start, or an unusable class.
     pub fn open(config: &PythonEnvironmentConfig) -> Result<Self, TaskError> {
         workers::check(config.workers, config.timeout, "task.environment")?;
         let mut first = Session::new(config);
@@ -35,13 +35,13 @@ impl PythonEnvironments {
         let Some(abilities) = abilities else { unreachable!("a new session was not started") };
         let others = (1..config.workers).map(|_| Session::new(config));
         let sessions = std::iter::once(first).chain(others);
-        Ok(Self { abilities, sessions: sessions.map(|own| Arc::new(Mutex::new(own))).collect(), keeps: Arc::default() })
+        Ok(Self {
+            abilities,
+            sessions: sessions.map(|session| Arc::new(Mutex::new(session))).collect(),
+            keeps_objects: Arc::default(),
+        })
     }
-}
-
-impl PythonEnvironments {
-    /// Whether the class has `get_reward`.
-    #[must_use]
+    /// Returns true if the class has `get_reward`.
     pub fn has_reward(&self) -> bool {
         self.abilities.has_reward
     }
@@ -56,9 +56,9 @@ impl Environments for PythonEnvironments {
         Box::new(PythonEnvironment {
             session: Arc::clone(&self.sessions[worker % self.sessions.len()]),
             has_reward: self.abilities.has_reward,
-            keeps: Arc::clone(&self.keeps),
+            keeps_objects: Arc::clone(&self.keeps_objects),
             seed: None,
-            own: None,
+            handle: None,
         })
     }
 
@@ -72,12 +72,13 @@ impl Environments for PythonEnvironments {
 
     fn modules(&self) -> Vec<PathBuf> {
         let sessions = self.sessions.iter();
-        let all = sessions.flat_map(|own| own.lock().unwrap_or_else(PoisonError::into_inner).modules.clone());
-        all.collect::<BTreeSet<_>>().into_iter().collect()
+        let modules =
+            sessions.flat_map(|session| session.lock().unwrap_or_else(PoisonError::into_inner).modules.clone());
+        modules.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn keep_objects(&self) -> bool {
-        self.keeps.store(true, Ordering::Relaxed);
+        self.keeps_objects.store(true, Ordering::Relaxed);
         true
     }
 }
@@ -86,10 +87,10 @@ impl Environments for PythonEnvironments {
 struct PythonEnvironment {
     session: Arc<Mutex<Session>>,
     has_reward: bool,
-    keeps: Arc<AtomicBool>,
+    keeps_objects: Arc<AtomicBool>,
     seed: Option<u32>,
-    /// The process that it lives in, and its number there; none before it is reset.
-    own: Option<(u64, u64)>,
+    /// Its process and its number there; `None` before the first reset.
+    handle: Option<(u64, u64)>,
 }
 
 impl PythonEnvironment {
@@ -97,16 +98,16 @@ impl PythonEnvironment {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, op: &str, more: (&str, &Value)) -> Result<Map<String, Value>, EnvironmentError> {
+    fn request(&self, op: &str, more: (&str, &Value)) -> Result<Map<String, Value>, EnvironmentError> {
         let mut session = self.session();
-        match self.own {
-            Some((process, number)) if process == session.started => session.ask(number, op, more),
+        match self.handle {
+            Some((process, number)) if process == session.started => session.request(number, op, more),
             _ => Err(gone()),
         }
     }
 
     fn close(&mut self) {
-        if let Some((process, number)) = self.own.take() {
+        if let Some((process, number)) = self.handle.take() {
             let session = self.session();
             if process == session.started {
                 session.close(number);
@@ -124,13 +125,13 @@ impl Environment for PythonEnvironment {
         self.close();
         let mut session = self.session();
         session.ready()?;
-        let own = (session.started, session.number());
+        let handle = (session.started, session.number());
         drop(session);
-        self.own = Some(own);
-        // its own tools are for the template
+        self.handle = Some(handle);
+        // the row's tools are for the template
         let row = example.fields.columns().filter(|(name, _)| *name != TOOLS);
         let row: Map<String, Value> = row.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let mut fields = self.ask("reset", ("start", &json!({"row": row, "seed": self.seed})))?;
+        let mut fields = self.request("reset", ("start", &json!({"row": row, "seed": self.seed})))?;
         match fields.remove("text") {
             Some(Value::String(text)) => Ok(Some(text)),
             _ => Ok(None),
@@ -141,29 +142,22 @@ impl Environment for PythonEnvironment {
         if turn.calls.is_empty() {
             return Ok(Observation::end());
         }
-        // those that cannot be read are answered here, in their places
+        // malformed calls are answered here, in their places
         let calls: Vec<_> = turn.calls.iter().flatten().collect();
-        let mut said = Vec::new();
+        let mut results = Vec::new();
         if !calls.is_empty() {
-            let fields = self.ask("call", ("calls", &json!(calls)))?;
-            let results = fields.get("results").and_then(Value::as_array);
-            said = results.cloned().unwrap_or_default();
+            let fields = self.request("call", ("calls", &json!(calls)))?;
+            results = fields.get("results").and_then(Value::as_array).cloned().unwrap_or_default();
         }
-        if said.len() != calls.len() {
-            let reason = format!("it answered {} of {} calls", said.len(), calls.len());
+        if results.len() != calls.len() {
+            let reason = format!("it answered {} of {} calls", results.len(), calls.len());
             return Err(EnvironmentError::new(reason));
         }
-        let mut said = said.into_iter();
-        let text = |value: &Value, key: &str| {
-            let text = value.get(key).and_then(Value::as_str);
-            text.map(str::to_owned)
-        };
+        let mut results = results.into_iter();
+        let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
         Ok(Observation::of_calls(turn, |_| {
-            let own = said.next().unwrap_or_default();
-            match text(&own, "content") {
-                Some(content) => Ok(content),
-                None => Err(text(&own, "error").unwrap_or_default()),
-            }
+            let result = results.next().unwrap_or_default();
+            text(&result, "content").ok_or_else(|| text(&result, "error").unwrap_or_default())
         }))
     }
 
@@ -171,15 +165,15 @@ impl Environment for PythonEnvironment {
         if !self.has_reward {
             return Ok(None);
         }
-        let fields = self.ask("reward", ("of", &Value::Null))?;
+        let fields = self.request("reward", ("of", &Value::Null))?;
         Ok(fields.get("reward").and_then(Value::as_f64))
     }
 
     fn object(&mut self) -> Result<Option<Value>, EnvironmentError> {
-        if !self.keeps.load(Ordering::Relaxed) {
+        if !self.keeps_objects.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let mut fields = self.ask("object", ("of", &Value::Null))?;
+        let mut fields = self.request("object", ("of", &Value::Null))?;
         Ok(fields.remove("object"))
     }
 }

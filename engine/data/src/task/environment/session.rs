@@ -1,4 +1,4 @@
-//! A process of Python environments: what it is asked, and what becomes of it when it fails.
+//! A process of Python environments: its requests and failures.
 
 use super::EnvironmentError;
 use super::config::PythonEnvironmentConfig;
@@ -10,31 +10,31 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The program that environments live in.
+/// The Python program of environments.
 const SCRIPT: &str = include_str!("session.py");
 
-/// What a class is.
+/// Properties of a class.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct Abilities {
     /// JSON schemas of its tools.
     pub tools: Value,
-    /// Whether it has `get_reward`.
+    /// True if it has `get_reward`.
     pub has_reward: bool,
-    /// Files of the user's modules that it has imported.
+    /// Files of the user's imported modules.
     #[serde(default)]
     pub modules: Vec<PathBuf>,
 }
 
-/// Processes one after the other, each until its first failure.
+/// A sequence of processes, each until its first failure.
 #[derive(Debug)]
 pub(super) struct Session {
     config: PythonEnvironmentConfig,
     process: Option<Process>,
-    /// Number of the running process. The environments of those before are gone.
+    /// Number of the running process. Environments of earlier ones are lost.
     pub started: u64,
     requests: u64,
     environments: u64,
-    /// Files of the user's modules that its processes have imported.
+    /// Files of the user's imported modules.
     pub modules: BTreeSet<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ impl Session {
         Self { config, process: None, started: 0, requests: 0, environments: 0, modules: BTreeSet::new() }
     }
 
-    /// Starts the process where none runs. Gives what the class is where it was started now.
+    /// Starts the process if none runs; then it returns the properties of the class.
     pub fn ready(&mut self) -> Result<Option<Abilities>, EnvironmentError> {
         if self.process.is_some() {
             return Ok(None);
@@ -63,22 +63,19 @@ impl Session {
                 Ok(Some(abilities))
             }
             Ok(Opening::Refused { refused }) => Err(EnvironmentError::of_code(refused)),
-            Err(_) => {
-                let wrote = format!("it wrote {:?} before it was asked", line.trim_end());
-                Err(EnvironmentError::new(wrote))
-            }
+            Err(_) => Err(EnvironmentError::new(format!("it wrote {:?} before it was asked", line.trim_end()))),
         }
     }
 
-    /// A number for another environment.
+    /// Returns the number of a new environment.
     pub fn number(&mut self) -> u64 {
         self.environments += 1;
         self.environments
     }
 
-    /// Asks about an environment of the running process. An error of its own is the end of the process, and one of its
-    /// code what Python reports.
-    pub fn ask(
+    /// Sends a request for an environment of the running process. A failure of the process ends it; an error of the
+    /// code is Python's report.
+    pub fn request(
         &mut self,
         environment: u64,
         op: &str,
@@ -89,13 +86,13 @@ impl Session {
         };
         let id = self.requests;
         self.requests += 1;
-        let request = json!({"id": id, "op": op, "environment": environment, more.0: more.1});
-        process.send(format!("{}\n", to_text(&request)));
+        let message = json!({"id": id, "op": op, "environment": environment, more.0: more.1});
+        process.send(format!("{}\n", to_text(&message)));
         let time = Duration::from_secs_f64(self.config.timeout);
-        let said = process
+        let answer = process
             .line(Instant::now() + time, &|| true)
             .and_then(|line| reply(&line, id).map_err(Silence::Unreadable));
-        match said {
+        match answer {
             Ok(Ok(mut fields)) => {
                 let new = fields.remove("modules").and_then(|new| serde_json::from_value::<Vec<PathBuf>>(new).ok());
                 self.modules.extend(new.unwrap_or_default());
@@ -112,7 +109,7 @@ impl Session {
         }
     }
 
-    /// Forgets an environment of the running process.
+    /// Drops an environment of the running process.
     pub fn close(&self, environment: u64) {
         if let Some(process) = &self.process {
             let request = json!({"id": 0, "op": "close", "environment": environment});
@@ -126,7 +123,7 @@ pub(super) fn gone() -> EnvironmentError {
     EnvironmentError { own: false, ..EnvironmentError::new("its process ended while another environment was asked") }
 }
 
-/// The fields of an answer, or what Python raised; an error where it is no answer to the request.
+/// The fields of an answer, or Python's exception; an error if the line does not answer the request.
 fn reply(line: &str, id: u64) -> Result<Result<Map<String, Value>, String>, String> {
     let nonsense = || format!("it answered {:?}", line.chars().take(200).collect::<String>());
     let Ok(Value::Object(mut fields)) = serde_json::from_str(line) else {

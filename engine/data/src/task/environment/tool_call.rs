@@ -32,7 +32,7 @@ pub enum ToolParser {
     DeepseekV3,
 }
 
-/// A format.
+/// A format of tool calls.
 struct Format {
     parser: ToolParser,
     /// Its name in configurations.
@@ -78,8 +78,8 @@ static FORMATS: [Format; 5] = [
     },
 ];
 
-/// What formats of others are recognized by, and vLLM's names of their parsers.
-const OTHERS: [(&str, &str); 12] = [
+/// Marks of unsupported formats, and vLLM's names of their parsers.
+const UNSUPPORTED: [(&str, &str); 12] = [
     ("[TOOL_CALLS]", "mistral"),
     ("<arg_key>", "glm45"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
@@ -96,13 +96,11 @@ const OTHERS: [(&str, &str); 12] = [
 
 impl ToolParser {
     fn format(self) -> &'static Format {
-        let own = FORMATS.iter().find(|own| own.parser == self);
-        own.unwrap_or(&FORMATS[0])
+        FORMATS.iter().find(|format| format.parser == self).unwrap_or(&FORMATS[0])
     }
 
     /// The calls in a turn's text. Arguments that are strings get the types that the schemas of `tools`, a list, give
     /// them, as in transformers.
-    #[must_use]
     pub fn parse(self, text: &str, tools: &Value) -> ToolCalls {
         let mut calls = (self.format().read)(text);
         calls.iter_mut().flatten().for_each(|call| argument_types::convert(call, tools));
@@ -110,26 +108,21 @@ impl ToolParser {
     }
 
     /// A call as a model would write it.
-    #[must_use]
     pub fn example(self) -> &'static str {
         self.format().example
     }
 
     /// Its name in configurations.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.format().name
     }
 
     /// The names of all formats.
-    #[must_use]
     pub fn names() -> String {
-        FORMATS.iter().map(|own| own.name).collect::<Vec<_>>().join(", ")
+        FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
     }
 
-    /// The format in which a text has a call of this tool with the argument `x`, 1, and nothing else that it reads as a
-    /// call.
-    #[must_use]
+    /// The format in which a text is exactly one call of this tool with the argument `x`, 1.
     pub fn of_call(text: &str, tool: &str) -> Option<Self> {
         let integer = json!({"properties": {"x": {"type": "integer"}}});
         let tools = json!([{"function": {"name": tool, "parameters": integer}}]);
@@ -137,13 +130,12 @@ impl ToolParser {
             [Ok(call)] => call.name == tool && Value::Object(call.arguments.clone()) == json!({"x": 1}),
             _ => false,
         };
-        FORMATS.iter().map(|own| own.parser).find(|own| is_call(own.parse(text, &tools)))
+        FORMATS.iter().map(|format| format.parser).find(|parser| is_call(parser.parse(text, &tools)))
     }
 
-    /// vLLM's name of a format without a parser here that a call seems to have.
-    #[must_use]
+    /// vLLM's name of the unsupported format of a call.
     pub fn other(call: &str) -> Option<&'static str> {
-        OTHERS.iter().find(|(mark, _)| call.contains(mark)).map(|(_, name)| *name)
+        UNSUPPORTED.iter().find(|(mark, _)| call.contains(mark)).map(|(_, name)| *name)
     }
 }
 
@@ -215,8 +207,8 @@ mod tests {
         ] {
             let calls = parser.parse(text, &Value::Null);
             assert_eq!(calls.len(), 1, "{text}");
-            let found = calls[0].as_ref().expect_err(text);
-            assert!(found.contains(reason), "{text}: {found}");
+            let error = calls[0].as_ref().expect_err(text);
+            assert!(error.contains(reason), "{text}: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What rows become, and which configurations and rows are refused.
+//! Examples of rows, and rejected configurations and rows.
 
 use std::collections::HashSet;
 

@@ -10,7 +10,7 @@ pub(super) fn rule(letters: &str, setting: &str) -> Result<Rule, TaskError> {
     let gold = choice.clone();
     let rule = Rule::comparing(
         move |text| choice.find(text).map(|letter| letter.to_string().into()),
-        move |answer, found| Ok(found == Some(gold.gold(answer)?.to_string().as_str())),
+        move |answer, letter| Ok(letter == Some(gold.gold(answer)?.to_string().as_str())),
     );
     Ok(rule.gold(|answer| format!("\\boxed{{{}}}", answer.trim())).after_thought())
 }
@@ -36,7 +36,7 @@ impl Choice {
         Ok(Self { letters })
     }
 
-    /// The ground truth as a letter, or why it is none.
+    /// The ground truth as a letter, or the reason why it is none.
     fn gold(&self, answer: &str) -> Result<char, String> {
         self.letter(answer, false).ok_or_else(|| {
             let known: String = self.letters.iter().collect();
@@ -57,8 +57,8 @@ impl Choice {
         self.letter(last, false)
     }
 
-    /// The letter that a text begins with, marks and brackets apart. Behind it stands a mark or nothing; where
-    /// `spoken`, a space will do.
+    /// The letter that a text begins with, after marks and brackets. A mark or nothing must follow it; with
+    /// `spoken`, also a space.
     fn letter(&self, text: &str, spoken: bool) -> Option<char> {
         let text = text.trim_start_matches(|c: char| c.is_whitespace() || "*_([{$\"'`".contains(c));
         let commands = ["\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\textrm{"];
@@ -73,7 +73,7 @@ impl Choice {
         let marked = rest.starts_with([')', '.', ':', ',', '}', ']', '*', '$', '"', '\'', '`']);
         let spaced = spoken && rest.starts_with(char::is_whitespace);
         let upper = first.to_ascii_uppercase();
-        let own = self.letters.contains(&upper) && (first == upper || alone || marked);
-        (own && (alone || marked || spaced)).then_some(upper)
+        let is_choice = self.letters.contains(&upper) && (first == upper || alone || marked);
+        (is_choice && (alone || marked || spaced)).then_some(upper)
     }
 }

@@ -1,4 +1,4 @@
-//! What a task's `rewards` list says: the rule or model of each, and what becomes of its number.
+//! Settings of a task's `rewards` list: scorers and options.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -190,7 +190,7 @@ pub struct RewardOptions {
     pub clip: Option<[f64; 2]>,
 }
 
-/// The keys of [`RewardOptions`], which stand beside those of the kind.
+/// The keys of [`RewardOptions`], which are flattened with those of the kind.
 const OPTIONS: [&str; 4] = ["weight", "name", "normalize", "clip"];
 
 impl Default for RewardOptions {
@@ -238,7 +238,7 @@ fn default_ngram() -> usize {
 }
 
 impl<'de> Deserialize<'de> for RewardConfig {
-    /// Serde's `flatten` accepts unknown keys, so the two halves are told apart by hand.
+    /// Serde's `flatten` accepts unknown keys, so the options are split off first.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut kind = Map::<String, Value>::deserialize(deserializer)?;
         let options: Map<String, Value> = OPTIONS.iter().filter_map(|key| kind.remove_entry(*key)).collect();
@@ -261,16 +261,15 @@ impl schemars::JsonSchema for RewardConfig {
         "RewardConfig".into()
     }
 
-    /// The keys of the options beside those of every kind, as they are read.
+    /// The options' keys next to those of every kind.
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
         let mut kinds = <RewardKind as schemars::JsonSchema>::json_schema(generator);
         let options = <RewardOptions as schemars::JsonSchema>::json_schema(generator);
         let options = options.get("properties").and_then(Value::as_object);
-        let all = kinds.get_mut("oneOf").and_then(Value::as_array_mut);
-        for kind in all.into_iter().flatten() {
-            let own = kind.get_mut("properties").and_then(Value::as_object_mut);
-            if let (Some(own), Some(options)) = (own, options) {
-                own.extend(options.clone());
+        for kind in kinds.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten() {
+            let keys = kind.get_mut("properties").and_then(Value::as_object_mut);
+            if let (Some(keys), Some(options)) = (keys, options) {
+                keys.extend(options.clone());
             }
         }
         kinds
@@ -286,7 +285,6 @@ impl From<RewardKind> for RewardConfig {
 
 impl RewardConfig {
     /// The name in metrics and samples.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.options.name.as_deref().unwrap_or_else(|| (&self.kind).into())
     }

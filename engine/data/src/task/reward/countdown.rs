@@ -7,20 +7,20 @@ use serde::Deserialize;
 use std::borrow::Cow;
 use std::fmt;
 
-/// Bytes of an expression that is read.
-const LONGEST: usize = 2_000;
+/// Longest expression, in bytes.
+const MAX_BYTES: usize = 2_000;
 
-/// What expressions may have: 40 brackets within one another.
+/// Limits of expressions: 40 nested brackets.
 const ARITHMETIC: Arithmetic = Arithmetic { depth: 41, decimals: false };
 
-/// Numbers of a problem.
-const NUMBERS: usize = 64;
+/// Most numbers of a problem.
+const MAX_NUMBERS: usize = 64;
 
 /// The expression of a completion reaches the target.
 pub(super) fn rule(use_all: bool) -> Rule {
-    let equal = move |answer: &str, found: Option<&str>| {
+    let equal = move |answer: &str, expression: Option<&str>| {
         let problem = CountdownProblem::parse(answer)?;
-        Ok(found.is_some_and(|found| problem.reached(found, use_all) == Reached::Target))
+        Ok(expression.is_some_and(|expression| problem.reached(expression, use_all) == Reached::Target))
     };
     Rule::comparing(|text| find(text).map(Cow::Borrowed), equal).after_thought()
 }
@@ -39,7 +39,7 @@ impl CountdownProblem {
     /// Reads a ground truth such as `{"target": 24, "numbers": [2, 3, 4]}`.
     ///
     /// # Errors
-    /// What was expected, for a text that is no such object, or more numbers than a problem has.
+    /// The expectation, for a text that is no such object or has too many numbers.
     pub fn parse(answer: &str) -> Result<Self, String> {
         let problem: Self = serde_json::from_str(answer.trim()).map_err(|error| {
             format!(
@@ -49,8 +49,8 @@ impl CountdownProblem {
             )
         })?;
         match problem.numbers.len() {
-            1..=NUMBERS => Ok(problem),
-            found => Err(format!("a countdown problem has 1 to {NUMBERS} integers, found {found}")),
+            1..=MAX_NUMBERS => Ok(problem),
+            count => Err(format!("a countdown problem has 1 to {MAX_NUMBERS} integers, found {count}")),
         }
     }
 
@@ -61,7 +61,7 @@ impl CountdownProblem {
         numbers
     }
 
-    /// What an expression comes to that may use each number once, and has to use all of them where `all`.
+    /// Result of an expression that may use each number once, and must use all of them with `all`.
     pub fn reached(&self, expression: &str, all: bool) -> Reached {
         let Some(Evaluated { value, numbers: mut used }) = evaluate(expression) else {
             return Reached::Nothing;
@@ -72,7 +72,7 @@ impl CountdownProblem {
             given == used
         } else {
             let mut given = given.iter();
-            used.iter().all(|number| given.any(|own| own == number))
+            used.iter().all(|number| given.any(|next| next == number))
         };
         if !fits {
             Reached::Nothing
@@ -91,12 +91,12 @@ impl fmt::Display for CountdownProblem {
     }
 }
 
-/// What an expression comes to.
+/// Result of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reached {
-    /// It is no expression, or not of the numbers given.
+    /// No expression, or one of other numbers.
     Nothing,
-    /// It uses the numbers as it may and has another value.
+    /// A valid expression with another value.
     Numbers,
     /// The target.
     Target,
@@ -113,10 +113,10 @@ pub(crate) fn find(text: &str) -> Option<&str> {
     last_boxed(text).or_else(|| text.lines().rev().find(|line| !line.trim().is_empty())).map(str::trim)
 }
 
-/// The value of an expression of whole numbers with `+ - * /` and brackets, and the numbers in it. What follows an
-/// equals sign does not count.
+/// The value of an expression of whole numbers with `+ - * /` and brackets, and the numbers in it. Text after an
+/// equals sign is ignored.
 fn evaluate(text: &str) -> Option<Evaluated> {
-    if text.len() > LONGEST {
+    if text.len() > MAX_BYTES {
         return None;
     }
     let left = text.split('=').next()?;

@@ -1,4 +1,4 @@
-//! Rewards for form: tags in order.
+//! Rewards of the format: tags in order.
 
 use super::rule::Rule;
 use crate::task::{Score, TaskError};
@@ -17,36 +17,36 @@ pub(super) fn trl_think() -> Rule {
     Rule::of_completion(move |case| Ok(Score::paid(holds(case.text))))
 }
 
-/// Tags that a completion has to have, in this order and none inside another.
+/// Required tags of a completion, in this order and not nested.
 #[derive(Clone, Debug)]
 struct Format {
     tags: Vec<[String; 2]>,
-    /// Whether nothing but space may stand outside of them.
+    /// True if only whitespace may surround them.
     only: bool,
-    /// Whether the prompt ends with the first tag, so that completions begin inside it.
+    /// True if the prompt ends with the first tag, so that completions begin inside it.
     opened: bool,
 }
 
 impl Format {
-    /// The form that tags without their angle brackets ask for, `setting` being the reward's name in messages.
+    /// The format of tags without their angle brackets; `setting` is the reward's name in messages.
     fn new(tags: &[String], only: bool, opened: bool, setting: &str) -> Result<Self, TaskError> {
-        let refused = |detail: String| TaskError::config(format!("{setting}.tags"), detail);
+        let invalid = |detail: String| TaskError::config(format!("{setting}.tags"), detail);
         if tags.is_empty() {
-            return Err(refused("expected at least one tag, found none; for example `[think, answer]`".into()));
+            return Err(invalid("expected at least one tag, found none; for example `[think, answer]`".into()));
         }
         for (at, tag) in tags.iter().enumerate() {
             if tag.is_empty() || tag.contains(['<', '>', '/']) {
-                return Err(refused(format!("expected a tag without its brackets, such as `think`, found {tag:?}")));
+                return Err(invalid(format!("expected a tag without its brackets, such as `think`, found {tag:?}")));
             }
             if tags[..at].contains(tag) {
-                return Err(refused(format!("the tag `{tag}` is named twice")));
+                return Err(invalid(format!("the tag `{tag}` is named twice")));
             }
         }
         let pair = |tag: &String| [format!("<{tag}>"), format!("</{tag}>")];
         Ok(Self { tags: tags.iter().map(pair).collect(), only, opened })
     }
 
-    /// Whether a text has the form.
+    /// Returns true if a text has the format.
     fn matches(&self, text: &str) -> bool {
         let mut rest = text;
         for (at, [open, close]) in self.tags.iter().enumerate() {

@@ -3,26 +3,26 @@
 use super::rule::Rule;
 use crate::task::{Completion, Score, TaskError};
 
-/// The shape of a length penalty; every one lies between 0 and −1, below it beyond a buffer's own limit.
+/// The shape of a length penalty; values are from 0 to −1, and below it beyond a buffer's `limit`.
 #[derive(Clone, Copy, Debug)]
 enum Length {
     /// 0 at this many tokens, falling linearly to both sides.
     Target(usize),
     /// 0 up to this many tokens, −1 beyond.
     Max(usize),
-    /// Falls linearly over so many tokens before a limit, the longest completion's where none is set (DAPO).
+    /// Falls linearly over this many tokens before a limit, the longest completion's by default (DAPO).
     Buffer(usize, Option<usize>),
 }
 
-/// The penalty of the one of `target`, `max` and `buffer` that is set.
+/// The penalty of `target`, `max` or `buffer`, whichever is set.
 pub(super) fn rule([target, max, buffer, limit]: [Option<usize>; 4], setting: &str) -> Result<Rule, TaskError> {
     let (key, tokens, shape) = match (target, max, buffer) {
         (Some(n), None, None) => ("target", n, Length::Target(n)),
         (None, Some(n), None) => ("max", n, Length::Max(n)),
         (None, None, Some(n)) => ("buffer", n, Length::Buffer(n, limit)),
         shapes => {
-            let found = if shapes == (None, None, None) { "none" } else { "several" };
-            let detail = format!("expected exactly one of `target`, `max` and `buffer`, found {found}");
+            let actual = if shapes == (None, None, None) { "none" } else { "several" };
+            let detail = format!("expected exactly one of `target`, `max` and `buffer`, found {actual}");
             return Err(TaskError::config(setting, detail));
         }
     };
@@ -43,8 +43,8 @@ impl Length {
         match self {
             Self::Target(target) => Ok(-(tokens.abs_diff(target) as f64 / target as f64).min(1.0)),
             Self::Max(max) => Ok(if tokens > max { -1.0 } else { 0.0 }),
-            Self::Buffer(buffer, own) => {
-                let limit = own.unwrap_or(completion.max_tokens);
+            Self::Buffer(buffer, fixed) => {
+                let limit = fixed.unwrap_or(completion.max_tokens);
                 let free = limit.checked_sub(buffer).ok_or_else(|| {
                     format!(
                         "its buffer of {buffer} tokens exceeds the completion limit of {limit}; lower `buffer` or raise the \
@@ -52,7 +52,7 @@ impl Length {
                     )
                 })?;
                 let share = tokens.saturating_sub(free) as f64 / buffer as f64;
-                Ok(-if own.is_some() { share } else { share.min(1.0) })
+                Ok(-if fixed.is_some() { share } else { share.min(1.0) })
             }
         }
     }

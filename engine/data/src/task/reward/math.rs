@@ -1,13 +1,13 @@
 //! Rules that read the answer of a completion as mathematics.
 
-use super::rule::{Case, Rule, size};
+use super::rule::{Case, Rule, check_non_negative};
 use crate::task::{Reading, Score, TaskError};
 use math_answer::{AnswerSource, Checker, Comparison, EmptyGold, gold_source};
 use std::borrow::Cow;
 
-/// The rule of an answer that is looked for in these places. TRL's reads a thought that has not ended, too.
+/// The rule of an answer from this source. TRL's also reads an unfinished thought.
 pub(super) fn math(source: AnswerSource, tolerance: f64, setting: &str) -> Result<Rule, TaskError> {
-    let checker = Checker { source, tolerance: size(tolerance, "tolerance", setting)? };
+    let checker = Checker { source, tolerance: check_non_negative(tolerance, "tolerance", setting)? };
     let rule = Rule::of_answer(move |case| score(checker, case))
         .reading(move |text| checker.read(text).map(Cow::Owned))
         .gold(|answer| format!("\\boxed{{{}}}", gold_source(answer)));
@@ -23,5 +23,5 @@ fn score(checker: Checker, case: &Case<'_>) -> Result<Score, String> {
         Comparison::Equal | Comparison::Different => None,
     };
     let score = Score::compared(verdict.is_equal(), verdict.answer.as_deref(), &verdict.gold);
-    Ok(Score { reading: score.reading.map(|own| Reading { undecided, ..own }), ..score })
+    Ok(Score { reading: score.reading.map(|reading| Reading { undecided, ..reading }), ..score })
 }

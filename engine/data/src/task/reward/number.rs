@@ -1,7 +1,7 @@
 //! Rules that compare numbers, and numbers in a model's text.
 
 use super::config::Gsm8kMethod;
-use super::rule::{Rule, size};
+use super::rule::{Rule, check_non_negative};
 use crate::task::TaskError;
 use regex::Regex;
 use std::borrow::Cow;
@@ -13,25 +13,25 @@ pub(super) fn gsm8k(method: Gsm8kMethod) -> Rule {
         Gsm8kMethod::Strict => last_marked,
         Gsm8kMethod::Flexible => last_flexible,
     };
-    let equal = |answer: &str, found: Option<&str>| {
+    let equal = |answer: &str, text: Option<&str>| {
         let answer = Decimal::parse(answer).ok_or_else(|| {
             format!("the ground truth {answer:?} is not a decimal number; for GSM8K rows set `answer_extract: gsm8k`")
         })?;
-        Ok(found.and_then(Decimal::parse) == Some(answer))
+        Ok(text.and_then(Decimal::parse) == Some(answer))
     };
     Rule::comparing(move |text| find(text).map(Cow::Borrowed), equal).gold(marked).after_thought()
 }
 
 /// The last number of a completion, within a tolerance.
 pub(super) fn number(tolerance: f64, setting: &str) -> Result<Rule, TaskError> {
-    let tolerance = size(tolerance, "tolerance", setting)?;
-    let equal = move |answer: &str, found: Option<&str>| {
+    let tolerance = check_non_negative(tolerance, "tolerance", setting)?;
+    let equal = move |answer: &str, text: Option<&str>| {
         let answer = parse_float(answer).ok_or_else(|| {
             format!(
                 "the ground truth {answer:?} is not a number; set `answer_extract` to extract it from a longer text"
             )
         })?;
-        Ok(found.and_then(parse_float).is_some_and(|found| (found - answer).abs() <= tolerance))
+        Ok(text.and_then(parse_float).is_some_and(|number| (number - answer).abs() <= tolerance))
     };
     Ok(Rule::comparing(|text| last_number(text).map(Cow::Borrowed), equal).gold(str::to_owned).after_thought())
 }
@@ -41,14 +41,14 @@ pub(super) fn marked(answer: &str) -> String {
     format!("#### {}", answer.trim())
 }
 
-fn ours(pattern: &str) -> Regex {
+fn regex(pattern: &str) -> Regex {
     Regex::new(pattern).expect("a pattern written in this file")
 }
 
-static MARKED: LazyLock<Regex> = LazyLock::new(|| ours(r"#### (-?[0-9.,]+)"));
-static FLEXIBLE: LazyLock<Regex> = LazyLock::new(|| ours(r"-?[0-9.,]+"));
+static MARKED: LazyLock<Regex> = LazyLock::new(|| regex(r"#### (-?[0-9.,]+)"));
+static FLEXIBLE: LazyLock<Regex> = LazyLock::new(|| regex(r"-?[0-9.,]+"));
 static NUMBER: LazyLock<Regex> =
-    LazyLock::new(|| ours(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"));
+    LazyLock::new(|| regex(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"));
 
 /// A decimal number in one spelling, so that `1,000.50` and `1000.5` are equal and a long integer
 /// loses no digit.
@@ -77,7 +77,7 @@ impl Decimal {
     }
 }
 
-/// verl's strict rule: what follows the last `#### ` within the last 300 characters.
+/// verl's strict rule: the text after the last `#### ` within the last 300 characters.
 pub(super) fn last_marked(text: &str) -> Option<&str> {
     MARKED.captures_iter(tail(text)).last().and_then(|c| c.get(1)).map(|m| m.as_str())
 }
@@ -105,9 +105,9 @@ fn tail(text: &str) -> &str {
 /// The last number in a text, as it is written. A minus sign that follows a letter or a digit is a hyphen or an
 /// operator (`3-5`), not a sign.
 fn last_number(text: &str) -> Option<&str> {
-    let found = NUMBER.find_iter(text).last()?;
-    let hyphen = text[..found.start()].chars().next_back().is_some_and(char::is_alphanumeric);
-    Some(if hyphen { found.as_str().trim_start_matches('-') } else { found.as_str() })
+    let number = NUMBER.find_iter(text).last()?;
+    let hyphen = text[..number.start()].chars().next_back().is_some_and(char::is_alphanumeric);
+    Some(if hyphen { number.as_str().trim_start_matches('-') } else { number.as_str() })
 }
 
 /// A whole text (trimmed, commas dropped) as a finite float.

@@ -68,7 +68,6 @@ fn default_function() -> String {
 
 impl RewardProgram {
     /// Processes that score at the same time.
-    #[must_use]
     pub fn workers(&self) -> usize {
         match self {
             Self::Python(config) => config.workers,
@@ -77,7 +76,6 @@ impl RewardProgram {
     }
 
     /// Seconds that a call may take.
-    #[must_use]
     pub fn timeout(&self) -> f64 {
         match self {
             Self::Python(config) => config.timeout,
@@ -85,7 +83,7 @@ impl RewardProgram {
         }
     }
 
-    /// Itself, its settings checked; `setting` is the reward's name in messages.
+    /// Checks the settings; `setting` is the reward's name in messages.
     pub(super) fn checked(self, setting: &str) -> Result<Self, TaskError> {
         workers::check(self.workers(), self.timeout(), setting)?;
         match &self {

@@ -1,4 +1,4 @@
-//! A penalty for saying the same again.
+//! A penalty for repetition.
 
 use super::config::RepetitionUnit;
 use super::rule::Rule;
@@ -6,7 +6,7 @@ use crate::task::{Score, TaskError};
 use std::collections::HashSet;
 use std::hash::Hash;
 
-/// Longest n-grams: the work grows with their length.
+/// Longest n-grams: the cost grows with their length.
 const MAX_SIZE: usize = 64;
 
 /// The penalty for repeated n-grams of `size` words or tokens.

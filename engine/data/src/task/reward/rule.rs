@@ -5,16 +5,16 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Finds the piece of a text that a rule compares with the ground truth.
+/// Reads the answer in a text.
 type Read = dyn for<'t> Fn(&'t str) -> Option<Cow<'t, str>> + Send + Sync;
 
-/// Scores a completion, or gives the reason that it cannot be scored.
+/// Scores a completion, or returns the reason why it cannot.
 type ScoreFn = dyn Fn(&Case<'_>) -> Result<Score, String> + Send + Sync;
 
-/// A completion beside its ground truth.
+/// A completion with its ground truth.
 pub(super) struct Case<'a> {
     pub answer: &'a str,
-    /// What the rule reads of the completion.
+    /// The text that the rule reads.
     pub text: &'a str,
     pub completion: &'a Completion<'a>,
 }
@@ -22,13 +22,13 @@ pub(super) struct Case<'a> {
 /// A rule, its settings checked and its patterns compiled.
 #[derive(Clone)]
 pub struct Rule {
-    /// Whether it compares with the ground truth at all.
+    /// True if it compares with the ground truth.
     pub(super) needs_answer: bool,
-    /// Whether it reads what follows the reasoning: nothing where that has not ended.
+    /// True if it reads only the text after the reasoning.
     after_thought: bool,
-    /// Finds the piece of a text that is compared with the ground truth, where there is one.
+    /// Reads the answer that is compared with the ground truth, if it does.
     pub(super) read: Option<Arc<Read>>,
-    /// Makes a completion that gives a ground truth in the form that the rule reads, where there is such a form.
+    /// Writes a ground truth as a completion that the rule reads, if there is such a form.
     pub(super) gold: Option<fn(&str) -> String>,
     score: Arc<ScoreFn>,
 }
@@ -50,22 +50,22 @@ impl Rule {
         Self { needs_answer: true, ..Self::of_completion(score) }
     }
 
-    /// A rule that reads a piece of the text and compares it with the ground truth. `equal` is given the ground truth
-    /// and the piece.
+    /// A rule that reads an answer and compares it with the ground truth. `equal` gets the ground truth
+    /// and the answer.
     pub(super) fn comparing(
         read: impl for<'t> Fn(&'t str) -> Option<Cow<'t, str>> + Clone + Send + Sync + 'static,
         equal: impl Fn(&str, Option<&str>) -> Result<bool, String> + Send + Sync + 'static,
     ) -> Self {
         let find = read.clone();
         let rule = Self::of_answer(move |case| {
-            let found = find(case.text);
-            let found = found.as_deref();
-            Ok(Score::compared(equal(case.answer, found)?, found, case.answer))
+            let parsed = find(case.text);
+            let parsed = parsed.as_deref();
+            Ok(Score::compared(equal(case.answer, parsed)?, parsed, case.answer))
         });
         rule.reading(read)
     }
 
-    /// With the function that finds what is compared with the ground truth.
+    /// Sets the function that reads the answer.
     pub(super) fn reading(
         self,
         read: impl for<'t> Fn(&'t str) -> Option<Cow<'t, str>> + Send + Sync + 'static,
@@ -73,30 +73,30 @@ impl Rule {
         Self { read: Some(Arc::new(read)), ..self }
     }
 
-    /// With the form in which a completion gives the ground truth.
+    /// Sets the function that writes a ground truth as a completion.
     pub(super) fn gold(self, gold: fn(&str) -> String) -> Self {
         Self { gold: Some(gold), ..self }
     }
 
-    /// Reading only what follows the reasoning. The rules of TRL and verl do not.
+    /// Restricts the rule to the text after the reasoning. The rules of TRL and verl are not restricted.
     pub(super) fn after_thought(self) -> Self {
         Self { after_thought: true, ..self }
     }
 
-    /// The piece of a completion that is compared with the ground truth, if there is one.
+    /// The answer that the rule reads in a text, if there is one.
     pub(super) fn read<'t>(&self, text: &'t str) -> Option<Cow<'t, str>> {
         self.read.as_ref()?(text)
     }
 
-    /// The score of a completion, or the reason that this sample cannot be scored.
+    /// The score of a completion, or the reason why it cannot be scored.
     pub(super) fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<Score, String> {
         let text = if self.after_thought { completion.answering() } else { completion.text };
         (self.score)(&Case { answer, text, completion })
     }
 }
 
-/// A setting that has to be a size.
-pub(super) fn size(value: f64, key: &str, setting: &str) -> Result<f64, TaskError> {
+/// Checks a non-negative setting.
+pub(super) fn check_non_negative(value: f64, key: &str, setting: &str) -> Result<f64, TaskError> {
     if value.is_finite() && value >= 0.0 {
         return Ok(value);
     }

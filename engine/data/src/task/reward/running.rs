@@ -1,4 +1,4 @@
-//! Mean and spread of everything a reward has given so far, a value at a time (Welford's recurrence).
+//! Running mean and standard deviation of a reward's values (Welford's recurrence).
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,16 +21,15 @@ pub struct RunningStats {
 }
 
 impl RunningStats {
-    /// Takes a value in.
+    /// Adds a value.
     pub fn add(&mut self, value: f64) {
         self.count += 1;
-        let apart = value - self.mean;
-        self.mean += apart / self.count as f64;
-        self.squares += apart * (value - self.mean);
+        let delta = value - self.mean;
+        self.mean += delta / self.count as f64;
+        self.squares += delta * (value - self.mean);
     }
 
     /// Standard deviation, Bessel-corrected; 1 of a single value.
-    #[must_use]
     pub fn std(&self) -> f64 {
         if self.count < 2 {
             return 1.0;
@@ -39,7 +38,6 @@ impl RunningStats {
     }
 
     /// `(value − mean) / (std + 1e-8)`.
-    #[must_use]
     pub fn normalize(&self, value: f64) -> f64 {
         (value - self.mean) / (self.std() + EPS)
     }

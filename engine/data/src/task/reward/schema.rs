@@ -1,4 +1,4 @@
-//! JSON that has to fit a schema.
+//! JSON that must match a schema.
 
 use super::rule::Rule;
 use crate::task::{Reading, Score, TaskError};
@@ -6,18 +6,18 @@ use jsonschema::PatternOptions;
 use math_answer::concluded;
 use serde_json::Value;
 
-/// Bytes of a JSON text that is read; a longer one does not fit.
-const LONGEST: usize = 1 << 20;
+/// Longest JSON text, in bytes; a longer one is invalid.
+const MAX_BYTES: usize = 1 << 20;
 
-/// The JSON of a completion fits a schema. Nothing is fetched, and patterns are matched in linear time: those with
-/// look-around or back-references are refused.
+/// The JSON of a completion matches a schema. Nothing is fetched, and patterns match in linear time: those with
+/// look-around or back-references are rejected.
 pub(super) fn rule(schema: &Value, setting: &str) -> Result<Rule, TaskError> {
     let options = jsonschema::options().offline().with_pattern_options(PatternOptions::regex());
     let validator = options.build(schema).map_err(|error| {
         TaskError::config(format!("{setting}.schema"), format!("it is not a valid JSON schema: {error}"))
     })?;
     let score = move |json: &str| {
-        let value = Some(json).filter(|json| json.len() <= LONGEST).map(serde_json::from_str::<Value>);
+        let value = Some(json).filter(|json| json.len() <= MAX_BYTES).map(serde_json::from_str::<Value>);
         let fits = matches!(value, Some(Ok(value)) if validator.is_valid(&value));
         let reading = Reading { parsed: Some(Reading::short(json)), ..Reading::default() };
         Score { reading: Some(reading), ..Score::paid(fits) }
@@ -25,15 +25,10 @@ pub(super) fn rule(schema: &Value, setting: &str) -> Result<Rule, TaskError> {
     Ok(Rule::of_completion(move |case| Ok(score(find(case.text)))).after_thought())
 }
 
-/// The JSON of a completion: its last fenced block, or all that follows its reasoning.
+/// The JSON of a completion: its last fenced block, or all text after its reasoning.
 fn find(text: &str) -> &str {
     let text = concluded(text).trim();
-    let Some(end) = text.rfind("```") else {
-        return text;
-    };
-    let Some(start) = text[..end].rfind("```") else {
-        return text;
-    };
-    let inside = &text[start + 3..end];
+    let Some((text_before, _)) = text.rsplit_once("```") else { return text };
+    let Some((_, inside)) = text_before.rsplit_once("```") else { return text };
     inside.strip_prefix("json").unwrap_or(inside).trim()
 }

@@ -1,4 +1,4 @@
-//! What each rule reward pays, and what it refuses to judge.
+//! Scores and errors of each rule reward.
 
 use super::*;
 
@@ -56,8 +56,8 @@ fn what_a_rule_reads_is_what_it_compares() {
                    {"kind": "regex", "pattern": "x=([0-9]+)"}, {"kind": "exact"}]"#;
     let rewards = Rewards::new(&configs(list)).expect("settings");
     let read = |text| -> Vec<_> {
-        let own = rewards.readings(text);
-        own.map(|(name, text)| (name.to_owned(), text.map(String::from))).collect()
+        let readings = rewards.readings(text);
+        readings.map(|(name, text)| (name.to_owned(), text.map(String::from))).collect()
     };
     let expected = |texts: [Option<&str>; 4]| -> Vec<_> {
         let names = ["gsm8k", "number", "regex", "exact"].map(str::to_owned);
@@ -129,8 +129,8 @@ fn number_compares_the_last_number_within_a_tolerance() {
 fn the_overlong_penalty_falls_linearly_inside_the_buffer() {
     let dapo = r#"{"kind": "length", "buffer": 20}"#;
     for (tokens, expected) in [(10, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0)] {
-        let found = total(dapo, "", "", tokens).expect("judged");
-        assert!((found - expected).abs() < EQUAL, "{tokens} tokens: {found}");
+        let reward = total(dapo, "", "", tokens).expect("judged");
+        assert!((reward - expected).abs() < EQUAL, "{tokens} tokens: {reward}");
     }
     let error = total(r#"{"kind": "length", "buffer": 101}"#, "", "", 1).expect_err("refused");
     assert!(error.contains("buffer of 101 tokens exceeds the completion limit of 100"));
@@ -139,10 +139,10 @@ fn the_overlong_penalty_falls_linearly_inside_the_buffer() {
 #[test]
 fn the_overlong_penalty_of_a_limit_of_its_own_falls_on_beyond_it() {
     // NeMo RL's `apply_reward_shaping` and verl's DAPO manager: min(-(length - (limit - buffer)) / buffer, 0)
-    let own = r#"{"kind": "length", "buffer": 20, "limit": 60}"#;
+    let length = r#"{"kind": "length", "buffer": 20, "limit": 60}"#;
     for (tokens, expected) in [(40, 0.0), (45, -0.25), (60, -1.0), (80, -2.0)] {
-        let found = total(own, "", "", tokens).expect("judged");
-        assert!((found - expected).abs() < EQUAL, "{tokens} tokens: {found}");
+        let reward = total(length, "", "", tokens).expect("judged");
+        assert!((reward - expected).abs() < EQUAL, "{tokens} tokens: {reward}");
     }
     for wrong in [r#"{"kind": "length", "buffer": 20, "limit": 10}"#, r#"{"kind": "length", "max": 20, "limit": 30}"#] {
         assert!(refuses(wrong).contains("`rewards.length.limit`"), "{wrong}");
@@ -153,8 +153,8 @@ fn the_overlong_penalty_of_a_limit_of_its_own_falls_on_beyond_it() {
 fn length_penalties_around_a_target_and_beyond_a_maximum() {
     let target = r#"{"kind": "length", "target": 40}"#;
     for (tokens, expected) in [(40, 0.0), (30, -0.25), (50, -0.25), (0, -1.0), (100, -1.0)] {
-        let found = total(target, "", "", tokens).expect("judged");
-        assert!((found - expected).abs() < EQUAL, "{tokens} tokens: {found}");
+        let reward = total(target, "", "", tokens).expect("judged");
+        assert!((reward - expected).abs() < EQUAL, "{tokens} tokens: {reward}");
     }
     let max = r#"{"kind": "length", "max": 40, "weight": 0.5}"#;
     assert!(total(max, "", "", 40).expect("judged").abs() < EQUAL);
@@ -208,20 +208,20 @@ fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
     let score = |text| rewards.score("a", &completion(text, 1)).expect("judged");
     let programs = || scores([(0, [Some(1.0), None, Some(3.0)]), (2, [None, None, Some(0.5)])]);
     let totals = |statistics: Option<&RewardStats>| {
-        let mut own = [score("a"), score("a"), score("b")];
-        rewards.complete(&mut own, programs(), statistics);
-        assert_eq!(own[1].parts.len(), 3);
-        assert!(own[1].parts[0].1.is_nan() && own[1].parts[2].1.is_nan());
-        own.map(|reward| reward.total)
+        let mut scored = [score("a"), score("a"), score("b")];
+        rewards.complete(&mut scored, programs(), statistics);
+        assert_eq!(scored[1].parts.len(), 3);
+        assert!(scored[1].parts[0].1.is_nan() && scored[1].parts[2].1.is_nan());
+        scored.map(|reward| reward.total)
     };
     let plain = totals(None).map(f64::to_bits);
     assert_eq!(plain, [3.0, 1.0, 5.5].map(f64::to_bits));
-    let mut own = [score("a"), score("a"), score("b")];
-    rewards.insert(&mut own, programs());
-    let given = rewards.normalized(&own);
-    assert_eq!(given, [("python".to_owned(), vec![1.0, 3.0])]);
+    let mut scored = [score("a"), score("a"), score("b")];
+    rewards.insert(&mut scored, programs());
+    let normalized = rewards.normalized(&scored);
+    assert_eq!(normalized, [("python".to_owned(), vec![1.0, 3.0])]);
     let mut running = RunningStats::default();
-    for &value in &given[0].1 {
+    for &value in &normalized[0].1 {
         running.add(value);
     }
     let statistics = [("python".to_owned(), running)].into();
@@ -240,15 +240,15 @@ fn a_completion_to_which_no_reward_applies_has_none() {
     ))
     .expect("settings");
     for statistics in [None, Some(&RewardStats::new())] {
-        let mut own: Vec<Reward> = (0..3).map(|_| rewards.score("", &completion("a", 1)).expect("judged")).collect();
+        let mut scored: Vec<Reward> = (0..3).map(|_| rewards.score("", &completion("a", 1)).expect("judged")).collect();
         let programs = scores([(0, [None, Some(0.5), None]), (1, [None, None, Some(0.0)])]);
-        rewards.complete(&mut own, programs, statistics);
-        assert_eq!(own.iter().map(Reward::value).collect::<Vec<_>>(), [None, Some(0.5), Some(0.0)]);
+        rewards.complete(&mut scored, programs, statistics);
+        assert_eq!(scored.iter().map(Reward::value).collect::<Vec<_>>(), [None, Some(0.5), Some(0.0)]);
         // an environment's reward is then all of it, and one that does not apply changes nothing
-        own[0].add("environment", f64::NAN, 1.0);
-        assert_eq!(own[0].value(), None);
-        own[0].add("environment", 2.0, 1.0);
-        assert_eq!(own[0].value(), Some(2.0));
+        scored[0].add("environment", f64::NAN, 1.0);
+        assert_eq!(scored[0].value(), None);
+        scored[0].add("environment", 2.0, 1.0);
+        assert_eq!(scored[0].value(), Some(2.0));
     }
 }
 

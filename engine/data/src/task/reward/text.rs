@@ -1,4 +1,4 @@
-//! Rules that compare texts: the whole completion, a part of it, or what a pattern finds.
+//! Rules that compare texts: the whole completion, a part of it, or the match of a pattern.
 
 use super::rule::{Case, Rule};
 use crate::task::{Score, TaskError};
@@ -7,8 +7,8 @@ use std::borrow::Cow;
 
 /// The trimmed completion is the ground truth.
 pub(super) fn exact(ignore_case: bool) -> Rule {
-    let equal = move |answer: &str, found: Option<&str>| {
-        Ok(found.is_some_and(|found| fold(found, ignore_case) == fold(answer.trim(), ignore_case)))
+    let equal = move |answer: &str, text: Option<&str>| {
+        Ok(text.is_some_and(|text| fold(text, ignore_case) == fold(answer.trim(), ignore_case)))
     };
     Rule::comparing(|text| Some(Cow::Borrowed(text.trim())), equal).gold(str::to_owned)
 }
@@ -34,7 +34,7 @@ pub(super) fn regex(pattern: &str, setting: &str) -> Result<Rule, TaskError> {
     }
     Ok(Rule::comparing(
         move |text| Some(Cow::Borrowed(pattern.captures_iter(text).last()?.get(1)?.as_str())),
-        |answer, found| Ok(found.is_some_and(|found| found.trim() == answer.trim())),
+        |answer, group| Ok(group.is_some_and(|group| group.trim() == answer.trim())),
     ))
 }
 
@@ -44,8 +44,8 @@ pub(crate) fn compile(pattern: &str, setting: &str) -> Result<Regex, TaskError> 
         TaskError::Regex {
             setting: setting.to_owned(),
             pattern: pattern.to_owned(),
-            // The compiler's own message repeats the pattern over several lines; the last says
-            // what is wrong.
+            // the compiler's message repeats the pattern over several lines; the last has
+            // the reason
             detail: error.to_string().lines().last().unwrap_or_default().trim().to_owned(),
         }
     })

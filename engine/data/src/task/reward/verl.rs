@@ -3,21 +3,21 @@
 
 use super::config::Gsm8kMethod;
 use super::number::{last_marked, marked, runs};
-use super::rule::{Case, Rule, size};
+use super::rule::{Case, Rule, check_non_negative};
 use crate::task::{Score, TaskError};
 use std::borrow::Cow;
 
 /// Digits of a number that Python's `int` reads.
 const INT_DIGITS: usize = 4_300;
 
-/// verl's GSM8K rule, which compares strings and pays `format_score` for another number.
+/// verl's GSM8K rule, which compares strings and gives `format_score` for another number.
 pub(super) fn gsm8k(method: Gsm8kMethod, format_score: f64, setting: &str) -> Result<Rule, TaskError> {
-    let format_score = size(format_score, "format_score", setting)?;
+    let format_score = check_non_negative(format_score, "format_score", setting)?;
     let read = move |text: &str| gsm8k_answer(text, method);
     let score = move |case: &Case<'_>| {
-        let found = read(case.text);
-        let score = Score::compared(found.as_deref() == Some(case.answer), found.as_deref(), case.answer);
-        let is_other = found.is_some_and(|found| found != case.answer);
+        let parsed = read(case.text);
+        let score = Score::compared(parsed.as_deref() == Some(case.answer), parsed.as_deref(), case.answer);
+        let is_other = parsed.is_some_and(|parsed| parsed != case.answer);
         Ok(if is_other { Score { value: Some(format_score), ..score } } else { score })
     };
     Ok(Rule::of_answer(score).reading(move |text| read(text).map(Cow::Owned)).gold(marked))
@@ -25,23 +25,23 @@ pub(super) fn gsm8k(method: Gsm8kMethod, format_score: f64, setting: &str) -> Re
 
 /// verl's MATH rule.
 pub(super) fn math() -> Rule {
-    let equal = |answer: &str, found: Option<&str>| Ok(found.is_some_and(|found| is_equiv(found, answer)));
+    let equal = |answer: &str, parsed: Option<&str>| Ok(parsed.is_some_and(|parsed| is_equiv(parsed, answer)));
     Rule::comparing(|text| math_answer(text).map(Cow::Borrowed), equal).gold(|answer| format!("\\boxed{{{answer}}}"))
 }
 
-/// What verl's GSM8K rule takes for the answer of a completion.
+/// The answer of a completion by verl's GSM8K rule.
 fn gsm8k_answer(text: &str, method: Gsm8kMethod) -> Option<String> {
     match method {
-        Gsm8kMethod::Strict => last_marked(text).map(|found| found.replace(',', "")),
+        Gsm8kMethod::Strict => last_marked(text).map(|number| number.replace(',', "")),
         Gsm8kMethod::Flexible => {
-            // verl's loop ends with the first run where none is valid
+            // without a valid run, verl's loop ends with the first one
             let valid = runs(text).filter(|run| *run != ".").last();
             valid.or_else(|| runs(text).next()).map(str::to_owned)
         }
     }
 }
 
-/// What verl's MATH rule takes for the answer of a completion: `remove_boxed(last_boxed_only_string(text))`.
+/// The answer of a completion by verl's MATH rule: `remove_boxed(last_boxed_only_string(text))`.
 fn math_answer(text: &str) -> Option<&str> {
     const BOXED: &str = "\\boxed ";
     if let Some(at) = text.rfind(BOXED) {
@@ -49,7 +49,7 @@ fn math_answer(text: &str) -> Option<&str> {
     }
     let start = text.rfind("\\boxed").or_else(|| text.rfind("\\fbox"))?;
     let mut open = 0_i64;
-    let found = text[start..].char_indices().find(|(_, c)| {
+    let end = text[start..].char_indices().find(|(_, c)| {
         open += match c {
             '{' => 1,
             '}' => -1,
@@ -57,11 +57,11 @@ fn math_answer(text: &str) -> Option<&str> {
         };
         *c == '}' && open == 0
     });
-    let boxed = &text[start..=start + found?.0];
+    let boxed = &text[start..=start + end?.0];
     boxed.strip_prefix("\\boxed{")?.strip_suffix('}')
 }
 
-/// verl's `is_equiv`: equal after [`strip_string`], or equal as they are where that fails.
+/// verl's `is_equiv`: equal after [`strip_string`], or equal as they are if that fails.
 fn is_equiv(one: &str, other: &str) -> bool {
     match (strip_string(one), strip_string(other)) {
         (Some(one), Some(other)) => one == other,
@@ -69,7 +69,7 @@ fn is_equiv(one: &str, other: &str) -> bool {
     }
 }
 
-/// The MATH dataset's normalisation of an answer; none where verl's raises an exception.
+/// The MATH dataset's normalisation of an answer; `None` if verl's raises an exception.
 fn strip_string(text: &str) -> Option<String> {
     let mut text = text.to_owned();
     for (from, to) in [
@@ -162,14 +162,14 @@ fn fix_fracs(text: String) -> Option<String> {
 }
 
 fn fix_a_slash_b(text: String) -> String {
-    let whole = |part: &str| {
+    let integer = |part: &str| {
         let digits = part.strip_prefix('-').unwrap_or(part);
         let canonical = !digits.starts_with('0') || part == "0";
-        let all = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        all && canonical && digits.len() <= INT_DIGITS
+        let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        is_number && canonical && digits.len() <= INT_DIGITS
     };
     match text.split_once('/') {
-        Some((a, b)) if whole(a) && whole(b) => format!("\\frac{{{a}}}{{{b}}}"),
+        Some((a, b)) if integer(a) && integer(b) => format!("\\frac{{{a}}}{{{b}}}"),
         _ => text,
     }
 }

@@ -9,10 +9,10 @@ use arrow_ipc::reader::{FileReader, StreamReader};
 use super::columns;
 use super::raw::{Sink, Unread};
 
-/// What a file with a footer begins with.
+/// First bytes of a file with a footer.
 const FILE: &[u8] = b"ARROW1";
 
-/// Gives every row of a file.
+/// Sends every row of a file to `sink`.
 pub(super) fn rows(path: &Path, sink: &mut Sink<'_>) -> Result<(), Unread> {
     let mut file = File::open(path)?;
     let mut first = Vec::new();

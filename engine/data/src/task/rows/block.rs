@@ -1,4 +1,4 @@
-//! Consecutive rows of a file that have been checked: where they are, or their text, compressed.
+//! Consecutive checked rows of a file: their positions or their compressed text.
 
 use crate::task::error::Unit;
 
@@ -10,10 +10,10 @@ pub(super) struct Block {
     pub content: Content,
 }
 
-/// What is kept of them.
+/// Content of a block.
 pub(super) enum Content {
-    /// Where each begins after the first one's offset, and its length.
+    /// Start of each after the first one's offset, and its length.
     Placed { offset: u64, spans: Vec<(u32, u32)> },
-    /// Their JSON, one a line, compressed, and how long it is otherwise.
+    /// Their JSON, one per line, compressed, and its uncompressed length.
     Packed { bytes: Box<[u8]>, len: usize },
 }

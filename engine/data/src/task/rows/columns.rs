@@ -15,7 +15,7 @@ use super::raw::{Raw, Sink, Unread};
 use super::times;
 use crate::task::error::Unit;
 
-/// Gives every row of some batches.
+/// Sends every row of batches to `sink`.
 pub(super) fn send(
     batches: &mut dyn Iterator<Item = Result<RecordBatch, ArrowError>>,
     sink: &mut Sink<'_>,
@@ -97,9 +97,9 @@ fn value(column: &dyn Array, at: usize) -> Result<Value, String> {
             Value::Object((0..entries.len()).map(entry).collect::<Result<_, String>>()?)
         }
         DataType::Dictionary(..) => {
-            let own = column.as_any_dictionary();
-            let key = value(own.keys(), at)?.as_u64().unwrap_or_default();
-            value(own.values().as_ref(), key as usize)?
+            let dictionary = column.as_any_dictionary();
+            let key = value(dictionary.keys(), at)?.as_u64().unwrap_or_default();
+            value(dictionary.values().as_ref(), key as usize)?
         }
         other => return Err(format!("columns of type {other} are not supported; convert it")),
     })

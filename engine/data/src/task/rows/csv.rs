@@ -13,36 +13,39 @@ use super::raw::{Raw, Sink, Unread};
 use super::text;
 use crate::task::error::Unit;
 
-/// What the cells of a column may be.
+/// Possible types of a column's cells.
 struct Column {
     name: String,
     numbers: bool,
     booleans: bool,
 }
 
-/// Gives every row of a file.
+/// Sends every row of a file to `sink`.
 pub(super) fn rows(path: &Path, compression: Compression, separator: u8, sink: &mut Sink<'_>) -> Result<(), Unread> {
     let open = || -> Result<Reader<Box<dyn BufRead>>, Unread> {
         Ok(ReaderBuilder::new().delimiter(separator).from_reader(text::open(path, compression)?))
     };
     let mut reader = open()?;
-    let mut columns = columns(&reader.headers().map_err(refused)?.clone())?;
-    each(&mut reader, |_, record| {
+    let mut columns = columns(&reader.headers().map_err(csv_error)?.clone())?;
+    for_each_record(&mut reader, |_, record| {
         for (column, cell) in columns.iter_mut().zip(record) {
-            column.see(cell);
+            column.narrow(cell);
         }
         true
     })?;
-    each(&mut open()?, |line, record| {
+    for_each_record(&mut open()?, |line, record| {
         let fields: Map<String, Value> =
             columns.iter().zip(record).map(|(column, cell)| (column.name.clone(), column.value(cell))).collect();
         sink(Raw::fields(line, Unit::Line, fields)).is_continue()
     })
 }
 
-fn each<R: Read>(reader: &mut Reader<R>, mut take: impl FnMut(usize, &StringRecord) -> bool) -> Result<(), Unread> {
+fn for_each_record<R: Read>(
+    reader: &mut Reader<R>,
+    mut take: impl FnMut(usize, &StringRecord) -> bool,
+) -> Result<(), Unread> {
     let mut record = StringRecord::new();
-    while reader.read_record(&mut record).map_err(refused)? {
+    while reader.read_record(&mut record).map_err(csv_error)? {
         let line = record.position().map_or(0, |place| place.line() as usize);
         if !take(line, &record) {
             break;
@@ -56,7 +59,7 @@ fn columns(names: &StringRecord) -> Result<Vec<Column>, Unread> {
     for (at, name) in names.iter().enumerate() {
         // pandas' name of the index that it writes
         let name = if name.is_empty() { format!("Unnamed: {at}") } else { name.to_owned() };
-        if columns.iter().any(|own| own.name == name) {
+        if columns.iter().any(|column| column.name == name) {
             return Err(Unread::Refused(format!("line 1: two columns are named `{name}`; rename one")));
         }
         columns.push(Column { name, numbers: true, booleans: true });
@@ -65,7 +68,7 @@ fn columns(names: &StringRecord) -> Result<Vec<Column>, Unread> {
 }
 
 impl Column {
-    fn see(&mut self, cell: &str) {
+    fn narrow(&mut self, cell: &str) {
         if cell.is_empty() {
             return;
         }
@@ -89,7 +92,7 @@ fn number(cell: &str) -> Option<Value> {
         "nan" => Some(json::float(f64::NAN)),
         "inf" => Some(json::float(f64::INFINITY)),
         "-inf" => Some(json::float(f64::NEG_INFINITY)),
-        _ => Some(json::number(cell)).filter(|own| !own.is_string()),
+        _ => Some(json::number(cell)).filter(|value| !value.is_string()),
     }
 }
 
@@ -101,7 +104,7 @@ fn boolean(cell: &str) -> Option<Value> {
     }
 }
 
-fn refused(error: ::csv::Error) -> Unread {
+fn csv_error(error: ::csv::Error) -> Unread {
     let text = error.to_string();
     let line = error.position().map_or(String::new(), |place| format!("line {}: ", place.line()));
     match error.into_kind() {

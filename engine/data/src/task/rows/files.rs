@@ -1,4 +1,4 @@
-//! Where rows come from: files, folders, patterns, lists of these with weights, and datasets of the Hub.
+//! Sources of rows: files, folders, patterns, lists of these with weights, and datasets of the Hub.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ pub(crate) const TRAIN: &str = "task.train";
 /// The setting of the held-out rows, whose sources may have names.
 pub(crate) const VALIDATION: &str = "task.validation";
 
-/// Where the rows of a split come from. In a configuration: a path, or a list whose entries are paths or `{path,
+/// Sources of a split's rows. In a configuration: a path, or a list whose entries are paths or `{path,
 /// weight}`; of validation also a mapping from names to these.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowFiles(pub Vec<RowSource>);
@@ -30,9 +30,9 @@ pub struct RowSource {
     /// A file, a folder, a pattern (`data/*.parquet`), or a dataset of the Hub (`owner/name`,
     /// `hf://datasets/owner/name/file`).
     pub path: String,
-    /// Its share of what is drawn, beside the weights of the others.
+    /// Its weight in the draws, relative to the others'.
     pub weight: Option<f64>,
-    /// The name of the set that its rows are, in validation.
+    /// The name of its validation set.
     pub set: Option<String>,
 }
 
@@ -43,8 +43,7 @@ impl RowSource {
 }
 
 impl RowFiles {
-    /// Whether there are none.
-    #[must_use]
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -73,7 +72,7 @@ impl Serialize for RowFiles {
 
 impl<'de> Deserialize<'de> for RowFiles {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // by way of a value, so that a mistake is named and not that no variant fits
+        // a `Value` first, so that the error names the mistake and not only that no variant matches
         let sources = match Value::deserialize(deserializer)? {
             Value::Array(list) if list.is_empty() => Err("expected at least one path".to_owned()),
             Value::Array(list) => list.into_iter().map(source).collect(),
@@ -84,7 +83,7 @@ impl<'de> Deserialize<'de> for RowFiles {
     }
 }
 
-/// Sources of sets under their names.
+/// Sources of named sets.
 fn named(sets: Map<String, Value>) -> Result<Vec<RowSource>, String> {
     if sets.is_empty() {
         return Err("expected at least one set, as in {gsm8k: test.jsonl}".to_owned());
@@ -102,9 +101,8 @@ fn named(sets: Map<String, Value>) -> Result<Vec<RowSource>, String> {
             one => vec![one],
         };
         for path in paths {
-            let own = source(path).map_err(|e| format!("{name}: {e}"))?;
-            let set = Some(name.clone());
-            sources.push(RowSource { set, ..own });
+            let source = source(path).map_err(|e| format!("{name}: {e}"))?;
+            sources.push(RowSource { set: Some(name.clone()), ..source });
         }
     }
     Ok(sources)
@@ -178,7 +176,7 @@ pub(crate) fn validation_schema(generator: &mut SchemaGenerator) -> Schema {
 }
 
 impl RowFiles {
-    /// The paths of every set under its name, as a configuration has them.
+    /// The paths of every set by its name, as in a configuration.
     fn by_set(&self) -> Map<String, Value> {
         let mut sets: Map<String, Value> = Map::new();
         for source in &self.0 {
@@ -198,7 +196,7 @@ impl RowFiles {
         sets
     }
 
-    /// The weights of the sources, where they have any.
+    /// The weights of the sources, if they have any.
     pub(crate) fn weights(&self, setting: &str) -> Result<Option<Vec<f64>>, TaskError> {
         let weights: Vec<f64> = self.0.iter().filter_map(|source| source.weight).collect();
         if weights.is_empty() {
@@ -215,7 +213,7 @@ impl RowFiles {
         Ok(Some(weights))
     }
 
-    /// The files of every source, in order. Relative paths are resolved against `base`; what is of the Hub is fetched.
+    /// The files of every source, in order. Relative paths are resolved against `base`; files of the Hub are downloaded.
     ///
     /// # Errors
     /// `TaskError` for a source without files, or one that cannot be fetched.
@@ -231,7 +229,7 @@ impl RowFiles {
     }
 }
 
-/// The files that one path stands for.
+/// The files of one path.
 fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, TaskError> {
     let validates = setting.ends_with("validation");
     if HubName::is_one(text, base) {
@@ -239,8 +237,8 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
             let detail = format!("{text:?} is not a dataset: write hf://datasets/owner/name/file");
             TaskError::config(setting, detail)
         })?;
-        let choose = |files: &[String]| choose(files, &name.inside, validates);
-        let files = Hub::from_env().dataset(&name, &choose);
+        let select = |files: &[String]| select(files, &name.inside, validates);
+        let files = Hub::from_env().dataset(&name, &select);
         return files.map_err(|error| TaskError::Hub { setting, error });
     }
     let path = base.join(expand_home(Path::new(text)));
@@ -252,9 +250,9 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
         return Ok(vec![path]);
     }
     let bad = |detail: String| TaskError::config(setting, detail);
-    let found =
+    let matches =
         glob::glob(&path.to_string_lossy()).map_err(|e| bad(format!("the pattern {text:?} is invalid: {e}")))?;
-    let files: Vec<PathBuf> = found.flatten().filter(|path| path.is_file()).collect();
+    let files: Vec<PathBuf> = matches.flatten().filter(|path| path.is_file()).collect();
     if files.is_empty() {
         return Err(bad(format!("no file matches {}", path.display())));
     }
@@ -262,7 +260,7 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
 }
 
 fn in_folder(folder: &Path, setting: &'static str, validates: bool) -> Result<Vec<PathBuf>, TaskError> {
-    let split = |splits: &[String]| of_split(&splits.iter().collect::<Vec<_>>(), validates);
+    let split = |splits: &[String]| split_files(&splits.iter().collect::<Vec<_>>(), validates);
     if let Some(files) = saved::files(folder, &split) {
         return files.map_err(|detail| TaskError::config(setting, format!("{}: {detail}", folder.display())));
     }
@@ -275,17 +273,17 @@ fn in_folder(folder: &Path, setting: &'static str, validates: bool) -> Result<Ve
         }
     }
     names.sort();
-    let chosen = choose(&names, "", validates)
+    let chosen = select(&names, "", validates)
         .map_err(|detail| TaskError::config(setting, format!("{}: {detail}", folder.display())))?;
     Ok(chosen.iter().map(|name| folder.join(name)).collect())
 }
 
-/// Words of file names that say that rows are held out, those for validation first.
+/// Words in file names of held-out rows, those for validation first.
 const HELD_OUT: [&[&str]; 2] = [&["validation", "valid", "val", "dev"], &["test", "eval"]];
 
-/// The files of a dataset that a split reads: one named, those that a pattern matches, or of a folder those whose names
-/// say `train`, or `validation` or `test`.
-fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>, String> {
+/// The files of a dataset's split: one named file, those that match a pattern, or those of a folder with names that
+/// contain `train`, or `validation` or `test`.
+fn select(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>, String> {
     if files.iter().any(|file| file == inside) {
         return Ok(vec![inside.to_owned()]);
     }
@@ -294,7 +292,7 @@ fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>
         let matching = files.iter().filter(|file| pattern.matches(file));
         let matching: Vec<String> = matching.cloned().collect();
         return if matching.is_empty() {
-            Err(format!("no file matches {inside}; it has {}", some(files)))
+            Err(format!("no file matches {inside}; it has {}", first_names(files)))
         } else {
             Ok(matching)
         };
@@ -306,34 +304,35 @@ fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>
     let rows = with_rows(&files.iter().filter(below).collect::<Vec<_>>());
     if rows.is_empty() {
         let place = if inside.is_empty() { String::new() } else { format!(" in {inside}") };
-        return Err(format!("no Parquet, JSON, Arrow or CSV files{place}; it has {}", some(files)));
+        return Err(format!("no Parquet, JSON, Arrow or CSV files{place}; it has {}", first_names(files)));
     }
-    alone(of_split(&rows, validates)?)
+    one_group(split_files(&rows, validates)?)
 }
 
-/// Those whose names are of the split. Where no name says anything, all of them.
-fn of_split(rows: &[&String], validates: bool) -> Result<Vec<String>, String> {
-    let says = |file: &str, words: &[&str]| {
+/// Files with names of the split; all of them if no name has a split.
+fn split_files(rows: &[&String], validates: bool) -> Result<Vec<String>, String> {
+    let has_word = |file: &str, words: &[&str]| {
         let file = file.to_lowercase();
         file.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| words.contains(&word))
     };
-    let with =
-        |words: &[&str]| -> Vec<String> { rows.iter().copied().filter(|file| says(file, words)).cloned().collect() };
-    let all = || rows.iter().copied().cloned().collect::<Vec<String>>();
+    let with = |words: &[&str]| -> Vec<String> {
+        rows.iter().copied().filter(|file| has_word(file, words)).cloned().collect()
+    };
+    let every_file = || rows.iter().copied().cloned().collect::<Vec<String>>();
     let train = with(&["train", "training"]);
     let held_out = HELD_OUT.map(with);
     if train.is_empty() && held_out.iter().all(Vec::is_empty) {
-        return Ok(all());
+        return Ok(every_file());
     }
     let chosen = if validates { held_out.into_iter().find(|files| !files.is_empty()) } else { Some(train) };
     chosen.filter(|files| !files.is_empty()).ok_or_else(|| {
         let wanted = if validates { "`validation` or `test`" } else { "`train`" };
-        format!("no file name contains {wanted}: it has {}; name the file", some(&all()))
+        format!("no file name contains {wanted}: it has {}; name the file", first_names(&every_file()))
     })
 }
 
-/// Files that lie in one folder and are of one format; otherwise the same rows may be there several times.
-fn alone(files: Vec<String>) -> Result<Vec<String>, String> {
+/// Checks that files are in one folder and format; otherwise the same rows may occur several times.
+fn one_group(files: Vec<String>) -> Result<Vec<String>, String> {
     let folders: BTreeSet<&str> =
         files.iter().map(|file| file.rsplit_once('/').map_or("", |(folder, _)| folder)).collect();
     let kinds: BTreeSet<&str> = files.iter().map(|file| kind_of(file)).collect();
@@ -346,16 +345,16 @@ fn alone(files: Vec<String>) -> Result<Vec<String>, String> {
         ));
     }
     if kinds.len() > 1 {
-        return Err(format!("its rows are in several formats: {}; name the files", some(&files)));
+        return Err(format!("its rows are in several formats: {}; name the files", first_names(&files)));
     }
     Ok(files)
 }
 
-/// A few names, for a message.
-fn some(files: &[String]) -> String {
-    const SHOWN: usize = 12;
-    let shown: Vec<&str> = files.iter().take(SHOWN).map(String::as_str).collect();
-    let more = files.len().saturating_sub(SHOWN);
+/// The first names, for a message.
+fn first_names(files: &[String]) -> String {
+    const MAX_SHOWN: usize = 12;
+    let shown: Vec<&str> = files.iter().take(MAX_SHOWN).map(String::as_str).collect();
+    let more = files.len().saturating_sub(MAX_SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     if shown.is_empty() { "no files".to_owned() } else { shown.join(", ") + &more }
 }

@@ -1,4 +1,4 @@
-//! The first row of some files, for whoever asks what rows look like before a task is set up.
+//! The first row of files, to inspect rows before a task is built.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,18 @@ use crate::task::TaskError;
 use crate::task::template::Row;
 
 impl RowFiles {
-    /// The fields of the first row to train on. Relative paths are resolved against `base`; what is of the Hub is
-    /// fetched.
+    /// The fields of the first row to train on. Relative paths are resolved against `base`; files of the Hub are
+    /// downloaded.
     ///
     /// # Errors
-    /// Where the files are not there, cannot be read, or have no rows.
+    /// `TaskError` for files that are missing, unreadable or empty.
     pub fn first_row(&self, base: &Path) -> Result<Map<String, Value>, TaskError> {
         let first = self.first(base, TRAIN)?;
         Ok(first.map(|row| row.fields.into()).unwrap_or_default())
     }
 
-    /// The files of a setting that cannot be had or opened, each with its reason: no row is read. Relative paths are
-    /// resolved against `base`; what is of the Hub is fetched.
-    #[must_use]
+    /// Errors of a setting's files that are unavailable or cannot be opened, without reading rows. Relative paths are
+    /// resolved against `base`; files of the Hub are downloaded.
     pub fn missing(&self, base: &Path, setting: &'static str) -> Vec<TaskError> {
         let files = match self.list(base, setting) {
             Ok(files) => files.concat(),
@@ -37,7 +36,7 @@ impl RowFiles {
         unreadable.collect()
     }
 
-    /// The first row of a setting's files, where they can be read.
+    /// The first row of a setting's files, if they can be read.
     pub(crate) fn first(&self, base: &Path, setting: &'static str) -> Result<Option<Row>, TaskError> {
         let files = self.list(base, setting)?.concat();
         let first = Mutex::new(None);
@@ -48,9 +47,7 @@ impl RowFiles {
         Ok(first.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether the same place has rows of its own for validation: files whose names say so, and none of those to train
-    /// on.
-    #[must_use]
+    /// Returns true if the same source has separate validation files, none of which are training files.
     pub fn holds_out(&self, base: &Path) -> bool {
         let files = |setting| -> Option<Vec<PathBuf>> { Some(self.list(base, setting).ok()?.concat()) };
         match (files(TRAIN), files(VALIDATION)) {

@@ -1,24 +1,24 @@
-//! What a dataset file is, by its name and by its first bytes.
+//! Formats of dataset files, by their names and their first bytes.
 
 use std::path::Path;
 
 use super::raw::Unread;
 
-/// How rows are written.
+/// Layout of rows in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// One JSON object a line: also what a file with an unknown ending is taken for.
+    /// One JSON object per line; the default for unknown endings.
     Lines,
-    /// One JSON list, or lines where the file does not begin with a bracket.
+    /// One JSON list, or lines if the file does not begin with a bracket.
     List,
-    /// Lines of fields behind a line of names, separated by this character.
+    /// A line of names, then lines of fields, with this separator.
     Csv(u8),
     Parquet,
     /// Arrow's file or stream, as Feather and `datasets` have it.
     Arrow,
 }
 
-/// How the file is compressed as a whole.
+/// Compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
     None,
@@ -26,11 +26,11 @@ pub(super) enum Compression {
     Zstd,
 }
 
-/// What is read, for messages.
-const READ: &str = "supported are JSON Lines, JSON lists, CSV and TSV (also as .gz or .zst), Parquet and Arrow";
+/// Supported formats, for messages.
+const SUPPORTED: &str = "supported are JSON Lines, JSON lists, CSV and TSV (also as .gz or .zst), Parquet and Arrow";
 
-/// Compressions and formats that are not read, with the endings of their files.
-const NOT_READ: [(&str, &str); 19] = [
+/// Unsupported compressions and formats, with their file endings.
+const UNSUPPORTED: [(&str, &str); 19] = [
     ("xz", "xz"),
     ("LZMA", "lzma"),
     ("bzip2", "bz2"),
@@ -73,33 +73,33 @@ pub(super) fn format_of(path: &Path) -> (Layout, Compression) {
     (layout, compression)
 }
 
-/// Whether objects in the rows of a file have the fields of all others, as nulls where they lack them: a table has a
+/// Returns true if objects in a file's rows have all others' fields as nulls: a table has a
 /// type for each column.
 pub(crate) fn fills_structs(path: &Path) -> bool {
     matches!(format_of(path).0, Layout::Parquet | Layout::Arrow)
 }
 
-/// Endings of the files that are rows, where a folder is looked through: those of the second line count where there are
-/// none of the first.
+/// Endings of row files in a folder; those of the second list count if there are none of the
+/// first.
 const ROWS: [&[&str]; 2] = [&["jsonl", "ndjson", "json", "parquet", "pq"], &["arrow", "feather", "csv", "tsv"]];
 
-/// Files that describe a dataset, and are none of its rows.
+/// Files that describe a dataset.
 const DESCRIPTIONS: [&str; 5] =
     ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"];
 
-/// Those of the files found in a folder that are taken for rows.
+/// The row files of a folder.
 pub(super) fn with_rows<'a>(files: &[&'a String]) -> Vec<&'a String> {
     let has_rows = |file: &str, endings: &[&str]| {
         let name = file.rsplit('/').next().unwrap_or(file).to_lowercase();
         !name.starts_with('.') && !DESCRIPTIONS.contains(&name.as_str()) && endings.contains(&kind_of(&name))
     };
-    let of = |endings: &&[&str]| -> Vec<&'a String> {
+    let select = |endings: &&[&str]| -> Vec<&'a String> {
         files.iter().copied().filter(|file| has_rows(file.as_str(), endings)).collect()
     };
-    ROWS.iter().map(of).find(|found| !found.is_empty()).unwrap_or_default()
+    ROWS.iter().map(select).find(|files| !files.is_empty()).unwrap_or_default()
 }
 
-/// The ending that says how rows are written, without that of a compression.
+/// The ending of the layout, without that of a compression.
 pub(super) fn kind_of(name: &str) -> &str {
     let compressed = [".gz", ".zst", ".zstd"];
     let stem = compressed.iter().find_map(|ending| name.strip_suffix(ending));
@@ -107,18 +107,18 @@ pub(super) fn kind_of(name: &str) -> &str {
     stem.rsplit_once('.').map_or("", |(_, ending)| ending)
 }
 
-/// What files begin with.
+/// Content of a file by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
     Gzip,
     Zstd,
     Parquet,
     Arrow,
-    /// What is not read.
+    /// An unsupported content.
     Other(&'static str),
 }
 
-const BEGINNINGS: [(&[u8], Content); 24] = [
+const MAGIC_BYTES: [(&[u8], Content); 24] = [
     (b"\x1F\x8B", Content::Gzip),
     (b"\x28\xB5\x2F\xFD", Content::Zstd),
     (b"PAR1", Content::Parquet),
@@ -148,15 +148,15 @@ const BEGINNINGS: [(&[u8], Content); 24] = [
 /// Bytes of a file that [`check`] looks at.
 pub(super) const FIRST_BYTES: usize = 32;
 
-/// Refuses a file that is not read, or that is not what its name says, from its first bytes.
+/// Rejects an unsupported file, or one with other content than its name says, by its first bytes.
 pub(super) fn check(path: &Path, first: &[u8]) -> Result<(), Unread> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-    let is_not_read = |(_, endings): &&(&str, &str)| endings.split(' ').any(|own| own == ending);
-    if let Some((what, _)) = NOT_READ.iter().find(is_not_read) {
-        return Err(Unread::Refused(format!("its format is {what} (.{ending}), which is not supported; {READ}")));
+    let is_unsupported = |(_, endings): &&(&str, &str)| endings.split(' ').any(|known| known == ending);
+    if let Some((what, _)) = UNSUPPORTED.iter().find(is_unsupported) {
+        return Err(Unread::Refused(format!("its format is {what} (.{ending}), which is not supported; {SUPPORTED}")));
     }
-    let wanted = match format_of(path) {
+    let expected = match format_of(path) {
         (Layout::Parquet | Layout::Arrow, Compression::Gzip | Compression::Zstd) => {
             let detail = "Parquet and Arrow files inside of a compressed file are not supported; decompress it";
             return Err(Unread::Refused(detail.into()));
@@ -167,25 +167,25 @@ pub(super) fn check(path: &Path, first: &[u8]) -> Result<(), Unread> {
         (Layout::Arrow, _) => Some(Content::Arrow),
         (Layout::Lines | Layout::List | Layout::Csv(_), _) => None,
     };
-    // the names of a CSV file may begin as another file does
+    // a CSV file's names may begin like another file's bytes
     let is_text = |b: &u8| *b >= b' ' || b"\t\r\n".contains(b);
     let is_csv = matches!(format_of(path).0, Layout::Csv(_)) && first.iter().all(is_text);
-    let found = BEGINNINGS.iter().find(|(bytes, _)| {
+    let content = MAGIC_BYTES.iter().find(|(bytes, _)| {
         let may_be_name = bytes.iter().all(u8::is_ascii_alphanumeric);
         first.starts_with(bytes) && !(is_csv && may_be_name)
     });
-    let found = found.map(|(_, content)| *content);
+    let content = content.map(|(_, content)| *content);
     let rename = |what: &str, ending: &str| {
         format!("its content is {what}, not what its name indicates; rename it to end in {ending}")
     };
-    Err(Unread::Refused(match found {
+    Err(Unread::Refused(match content {
         None => return Ok(()),
-        found if found == wanted => return Ok(()),
+        content if content == expected => return Ok(()),
         Some(Content::Gzip) => rename("compressed with gzip", ".gz"),
         Some(Content::Zstd) => rename("compressed with Zstandard", ".zst"),
         Some(Content::Parquet) => rename("Parquet", ".parquet"),
         Some(Content::Arrow) => rename("Arrow", ".arrow"),
-        Some(Content::Other(what)) => format!("it is {what}; {READ}"),
+        Some(Content::Other(what)) => format!("it is {what}; {SUPPORTED}"),
     }))
 }
 
@@ -197,8 +197,8 @@ mod tests {
     fn a_folder_has_csv_rows_only_where_it_has_no_others() {
         let of = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            let all: Vec<&String> = names.iter().collect();
-            with_rows(&all).into_iter().cloned().collect::<Vec<_>>()
+            let references: Vec<&String> = names.iter().collect();
+            with_rows(&references).into_iter().cloned().collect::<Vec<_>>()
         };
         assert_eq!(of(&["a.csv", "b.jsonl.gz", "README.md", "state.json"]), ["b.jsonl.gz"]);
         assert_eq!(of(&["a.csv", "x/b.arrow", "README.md", "x/state.json"]), ["a.csv", "x/b.arrow"]);

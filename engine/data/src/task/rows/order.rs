@@ -1,4 +1,4 @@
-//! Which row an index of a split is, where several sources are mixed by weight.
+//! Order of a split's rows, which mixes sources by weight.
 
 use std::ops::Range;
 
@@ -24,15 +24,15 @@ impl Indices {
         }
     }
 
-    /// Those that lie in a range.
+    /// The indices in a range.
     pub fn within(&self, range: &Range<u64>) -> Self {
         match self {
-            Self::Range(own) => {
-                let start = own.start.max(range.start);
-                Self::Range(start..own.end.min(range.end).max(start))
+            Self::Range(rows) => {
+                let start = rows.start.max(range.start);
+                Self::Range(start..rows.end.min(range.end).max(start))
             }
             Self::List(list) => {
-                let bound = |row: u64| list.partition_point(|&own| own < row);
+                let bound = |row: u64| list.partition_point(|&index| index < row);
                 Self::List(list[bound(range.start)..bound(range.end)].to_vec())
             }
         }
@@ -46,7 +46,7 @@ impl Indices {
     }
 }
 
-/// The examples of an epoch: every source has a share of them, and each of its rows at least one.
+/// The examples of an epoch: each source has a number of them, and each row at least one.
 #[derive(Debug)]
 pub(crate) struct Order {
     /// Rows of a source, and how many of the epoch's examples are its.
@@ -61,8 +61,8 @@ impl Order {
         Self { parts: vec![(rows, len)], len }
     }
 
-    /// Sources by weight. An epoch is as long as it takes for the source with the most rows for its weight to be gone
-    /// through once; rows of the others repeat.
+    /// Sources by weight. An epoch ends when the source with the most rows for its weight has been used
+    /// once; rows of the others repeat.
     pub fn weighted(sources: Vec<(Indices, f64)>) -> Self {
         let longest = sources.iter().map(|(rows, weight)| rows.len() as f64 / weight).fold(0.0, f64::max);
         let parts: Vec<(Indices, u64)> = sources
@@ -84,11 +84,11 @@ impl Order {
 
     /// Bytes of the lists of rows.
     pub fn held_bytes(&self) -> u64 {
-        let of = |rows: &Indices| match rows {
+        let bytes = |rows: &Indices| match rows {
             Indices::Range(_) => 0,
             Indices::List(list) => size_of_val(list.as_slice()) as u64,
         };
-        self.parts.iter().map(|(rows, _)| of(rows)).sum()
+        self.parts.iter().map(|(rows, _)| bytes(rows)).sum()
     }
 
     /// The row of an index, if there is one.

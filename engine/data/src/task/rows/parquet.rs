@@ -9,17 +9,17 @@ use parquet::errors::ParquetError;
 use super::columns;
 use super::raw::{Sink, Unread};
 
-/// Bytes of rows that are decoded at a time, about.
+/// Approximate bytes of rows per batch.
 const BATCH_BYTES: i64 = 4 << 20;
-/// Most rows that are decoded at a time.
+/// Most rows per batch.
 const BATCH_ROWS: i64 = 1024;
 
-/// Gives every row of a file.
+/// Sends every row of a file to `sink`.
 pub(super) fn rows(path: &Path, sink: &mut Sink<'_>) -> Result<(), Unread> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(path)?).map_err(unread)?;
     let groups = reader.metadata().row_groups();
     let (bytes, rows) =
-        groups.iter().fold((0, 0), |(bytes, rows), own| (bytes + own.total_byte_size(), rows + own.num_rows()));
+        groups.iter().fold((0, 0), |(bytes, rows), group| (bytes + group.total_byte_size(), rows + group.num_rows()));
     let batch = (BATCH_BYTES / (bytes / rows.max(1)).max(1)).clamp(1, BATCH_ROWS);
     let mut reader = reader.with_batch_size(batch as usize).build().map_err(unread)?;
     columns::send(&mut reader, sink)

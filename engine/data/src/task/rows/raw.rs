@@ -1,4 +1,4 @@
-//! A row as its file has it, before it is parsed and checked, and who takes it.
+//! Unparsed rows of files.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -7,18 +7,18 @@ use serde_json::{Map, Value};
 
 use crate::task::error::{RowLocation, Unit};
 
-/// Bytes that a row of a binary file is taken for, as its text is not known yet.
+/// Assumed bytes of a row of a binary file, whose text is not known yet.
 const UNKNOWN_BYTES: usize = 512;
 
-/// Takes a row; breaks where no more are wanted.
+/// Receives a row; breaks if no more are wanted.
 pub(super) type Sink<'a> = dyn FnMut(Raw) -> ControlFlow<()> + 'a;
 
-/// Why a file could not be read on.
+/// Reason why reading a file stopped.
 #[derive(Debug)]
 pub(super) enum Unread {
-    /// It is not whole, or not what its name says.
+    /// It is incomplete, or has other content than its name says.
     Damaged(String),
-    /// It has what is not read, which this names, with what to do.
+    /// It has the named unsupported part; with the remedy.
     Refused(String),
 }
 
@@ -28,7 +28,7 @@ impl<E: std::error::Error> From<E> for Unread {
     }
 }
 
-/// A row as its file has it.
+/// An unparsed row.
 pub(super) struct Raw {
     /// The line or the row, from 1.
     pub number: usize,
@@ -37,9 +37,9 @@ pub(super) struct Raw {
 }
 
 pub(super) enum RawContent {
-    /// JSON, and where in the file it begins if that is a line of a plain file.
+    /// JSON, and its offset if it is a line of a plain file.
     Text { offset: u64, text: Vec<u8> },
-    /// What has been read into fields already, with marks.
+    /// Parsed fields, with marks.
     Fields(Map<String, Value>),
 }
 
@@ -57,7 +57,7 @@ impl Raw {
         Self { number, unit, content: RawContent::Fields(fields) }
     }
 
-    /// Bytes of its text, about.
+    /// Approximate bytes of its text.
     pub fn bytes(&self) -> usize {
         match &self.content {
             RawContent::Text { text, .. } => text.len(),
@@ -65,7 +65,7 @@ impl Raw {
         }
     }
 
-    /// Where it stands.
+    /// Its place.
     pub fn place(&self, path: &Path) -> RowLocation {
         RowLocation { path: path.to_owned(), line: self.number, unit: self.unit }
     }

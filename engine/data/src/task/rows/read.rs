@@ -1,4 +1,4 @@
-//! From a file to blocks of rows: one thread reads, all cores parse, check and compress, a bounded number of rows at a
+//! Reads files into blocks of rows: one thread reads, all cores parse, check and compress a bounded number of rows at a
 //! time.
 
 use std::fs::File;
@@ -26,18 +26,18 @@ const BLOCK_ROWS: usize = 256;
 /// Bytes of a block's text after which it takes no more rows.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// What a row's check is: called once for every row, on any thread.
+/// Check of a row, called once per row, on any thread.
 pub(crate) type Check<'a> = dyn Fn(Row) -> Result<(), TaskError> + Sync + 'a;
 
-/// How hard a block is compressed: a level that a core does at hundreds of megabytes a second.
-const LEVEL: i32 = 3;
+/// Compression level of zstd: a core compresses hundreds of megabytes per second.
+const COMPRESSION_LEVEL: i32 = 3;
 
-/// Rows from the reading thread, or after how many rows the file cannot be read on, and why.
+/// Rows of the reading thread, or the number of rows before an error, with its reason.
 type Message = Result<Vec<Vec<Raw>>, (usize, Unread)>;
 
-/// Reads at most `limit` rows of a file into blocks, each row checked. The first error by row is the one that is given.
-pub(super) fn blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<Block>, TaskError> {
-    // few enough that rows on their way take little memory, enough that every core has some
+/// Reads at most `limit` rows of a file into blocks, each row checked. Returns the first error by row.
+pub(super) fn read_blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<Block>, TaskError> {
+    // few enough to take little memory, enough for every core
     let at_a_time = (rayon::current_num_threads() * 4).max(8);
     let (sender, receiver) = sync_channel(1);
     std::thread::scope(|scope| {
@@ -48,48 +48,48 @@ pub(super) fn blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<B
                 Unread::Damaged(detail) => TaskError::Damaged { path: path.to_owned(), rows, detail },
                 Unread::Refused(detail) => TaskError::Unsupported { path: path.to_owned(), detail },
             })?;
-            let done: Vec<Result<Block, TaskError>> =
+            let parsed: Vec<Result<Block, TaskError>> =
                 rows.into_par_iter().map(|rows| block(rows, path, check)).collect();
-            for one in done {
-                blocks.push(one?);
+            for block in parsed {
+                blocks.push(block?);
             }
         }
         Ok(blocks)
     })
 }
 
-/// The reading thread: gathers rows and sends them, until the file ends, the limit is reached or nobody listens any
-/// more.
+/// The reading thread: collects rows and sends them, until the file ends, the limit is reached or the receiver is
+/// gone.
 fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>) {
-    let mut gathered = Gathered::default();
+    let mut batch = Batch::default();
     let mut left = limit;
     let mut sink = |raw: Raw| {
         if left == 0 {
             return ControlFlow::Break(());
         }
         left -= 1;
-        gathered.push(raw);
-        if gathered.blocks.len() > at_a_time {
-            // the last one has only begun
-            let begun = gathered.blocks.split_off(at_a_time);
-            let full = std::mem::replace(&mut gathered.blocks, begun);
+        batch.push(raw);
+        if batch.blocks.len() > at_a_time {
+            // the last one is incomplete
+            let begun = batch.blocks.split_off(at_a_time);
+            let full = std::mem::replace(&mut batch.blocks, begun);
             if sender.send(Ok(full)).is_err() {
                 return ControlFlow::Break(());
             }
         }
         ControlFlow::Continue(())
     };
-    // the readers of binary files assert what a damaged file need not keep
+    // the readers of binary files panic on some damaged files
     let read = catch_unwind(AssertUnwindSafe(|| read(path, &mut sink)));
     let read = read.unwrap_or_else(|panic| Err(Unread::Damaged(panic_message(panic.as_ref()))));
-    // whoever hung up has an error of their own
-    let _ = sender.send(Ok(std::mem::take(&mut gathered.blocks)));
+    // a receiver that is gone has its own error
+    let _ = sender.send(Ok(std::mem::take(&mut batch.blocks)));
     if let Err(why) = read {
-        let _ = sender.send(Err((gathered.rows, why)));
+        let _ = sender.send(Err((batch.rows, why)));
     }
 }
 
-/// Gives every row of a file.
+/// Sends every row of a file to `sink`.
 fn read(path: &Path, sink: &mut Sink<'_>) -> Result<(), Unread> {
     let mut first = Vec::new();
     File::open(path)?.take(FIRST_BYTES as u64).read_to_end(&mut first)?;
@@ -104,16 +104,16 @@ fn read(path: &Path, sink: &mut Sink<'_>) -> Result<(), Unread> {
     }
 }
 
-/// Rows on their way to being blocks.
+/// Rows before they become blocks.
 #[derive(Default)]
-struct Gathered {
+struct Batch {
     blocks: Vec<Vec<Raw>>,
     /// Bytes of the last one.
     bytes: usize,
     rows: usize,
 }
 
-impl Gathered {
+impl Batch {
     fn push(&mut self, raw: Raw) {
         self.rows += 1;
         let bytes = raw.bytes();
@@ -130,9 +130,9 @@ impl Gathered {
     }
 }
 
-/// Parses and checks the rows of a block, and keeps where they are or, where that cannot be found again, what they say.
+/// Parses and checks the rows of a block, and keeps their positions, or their text if they cannot be read again.
 fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskError> {
-    let stays = matches!(format_of(path), (Layout::Lines, Compression::None));
+    let is_rereadable = matches!(format_of(path), (Layout::Lines, Compression::None));
     let numbers: Vec<u32> = rows.iter().map(|row| row.number as u32).collect();
     let (mut spans, mut text): (Vec<(u64, u32)>, Vec<u8>) = (Vec::new(), Vec::new());
     let mut unit = Unit::Line;
@@ -144,10 +144,10 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
                 let fields = parse(&line, &place)?;
                 spans.push((offset, line.len() as u32));
                 match line.trim_ascii() {
-                    _ if stays => {}
+                    _ if is_rereadable => {}
                     // an entry of a list may be of several lines
-                    own if own.contains(&b'\n') => text.extend(fields.to_text().bytes()),
-                    own => text.extend(own),
+                    json if json.contains(&b'\n') => text.extend(fields.to_text().bytes()),
+                    json => text.extend(json),
                 }
                 fields
             }
@@ -160,11 +160,11 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
         text.push(b'\n');
         check(Row { place, fields })?;
     }
-    let content = if stays {
+    let content = if is_rereadable {
         let offset = spans.first().map_or(0, |(offset, _)| *offset);
         Content::Placed { offset, spans: spans.into_iter().map(|(at, len)| ((at - offset) as u32, len)).collect() }
     } else {
-        let bytes = zstd::bulk::compress(&text, LEVEL).map_err(|error| TaskError::Damaged {
+        let bytes = zstd::bulk::compress(&text, COMPRESSION_LEVEL).map_err(|error| TaskError::Damaged {
             path: path.to_owned(),
             rows: 0,
             detail: error.to_string(),
@@ -176,14 +176,14 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
 
 /// One line as fields.
 pub(super) fn parse(line: &[u8], place: &RowLocation) -> Result<Fields, TaskError> {
-    // without the line break, so that an end that comes too early is on this line
+    // without the line break, so that an early end is on this line
     let found = match json::parse(line.trim_ascii_end()) {
         Ok(Value::Object(fields)) => return Ok(fields.into()),
         Ok(Value::Array(_)) if place.unit == Unit::Line => {
             "a list; a file that is one JSON list has to be called .json".to_owned()
         }
         Ok(value) => format!("the value {}", json::to_text(&value)),
-        // the first line of a list or an object that is written over several
+        // the first line of a list or an object of several lines
         Err(fault) if fault.reason.starts_with("EOF") && matches!(line.trim_ascii(), b"[" | b"{") => {
             "the beginning of a JSON list or object; a file that is one JSON list has to be called .json, and any other \
              has one object per line"

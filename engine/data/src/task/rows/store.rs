@@ -1,5 +1,5 @@
-//! Rows that can be asked for one by one and take little memory: those of a plain text file are read again where they
-//! are, all others are held compressed.
+//! Random access to rows with little memory: rows of a plain text file are read again from their
+//! positions, all others are held compressed.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::block::{Block, Content};
-use super::read::{Check, blocks, parse};
+use super::read::{Check, parse, read_blocks};
 use crate::task::TaskError;
 use crate::task::error::RowLocation;
 use crate::task::template::Row;
@@ -16,19 +16,19 @@ use crate::task::template::Row;
 /// A file whose rows have been read.
 struct RowFile {
     path: PathBuf,
-    /// Kept open, so that a file that is replaced stays the one that was checked.
+    /// Kept open, so that a replaced file stays the checked one.
     file: Mutex<File>,
-    /// Its first row among all.
+    /// Index of its first row.
     first: u64,
 }
 
-/// The rows of some files, each checked once.
+/// The rows of files, each checked once.
 pub struct Rows {
     files: Vec<RowFile>,
-    /// With the number of each one's first row, and its file.
+    /// With the index of the first row, and of the file.
     blocks: Vec<(u64, u32, Block)>,
     len: u64,
-    /// The block that was unpacked last: neighbours are often asked for one after the other.
+    /// The last unpacked block: neighbors are often read one after the other.
     unpacked: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
 }
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Rows {
 }
 
 impl Rows {
-    /// Reads files, at most `limit` rows in all, and checks every row. No row at all in a file that is read is an
+    /// Reads files, at most `limit` rows in all, and checks every row. A file without rows is an
     /// error.
     ///
     /// # Errors
@@ -65,13 +65,13 @@ impl Rows {
     fn add(&mut self, path: &Path, setting: &'static str, limit: u64, check: &Check<'_>) -> Result<(), TaskError> {
         let unreadable = |error| TaskError::Read { setting, path: path.to_owned(), error };
         let file = File::open(path).map_err(unreadable)?;
-        let found = blocks(path, limit, check)?;
-        if found.is_empty() {
+        let blocks = read_blocks(path, limit, check)?;
+        if blocks.is_empty() {
             return Err(TaskError::Empty { setting, path: path.to_owned() });
         }
         let place = self.files.len() as u32;
         self.files.push(RowFile { path: path.to_owned(), file: Mutex::new(file), first: self.len });
-        for block in found {
+        for block in blocks {
             let rows = block.numbers.len() as u64;
             self.blocks.push((self.len, place, block));
             self.len += rows;
@@ -89,13 +89,12 @@ impl Rows {
         self.len
     }
 
-    /// Whether there is no row.
-    #[must_use]
+    /// Returns true if there is no row.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The rows of each source, which have these files in this order: none after the end of a limit.
+    /// The rows of each source, given their files in this order; empty beyond a limit.
     pub fn of_sources(&self, sources: &[Vec<PathBuf>]) -> impl Iterator<Item = Range<u64>> {
         let first = |at: usize| self.files.get(at).map_or(self.len, |file| file.first);
         sources.iter().scan(0, move |files, source| {
@@ -132,22 +131,22 @@ impl Rows {
         Ok(Row { place, fields })
     }
 
-    /// Bytes that the rows themselves take.
+    /// Bytes of the held rows.
     pub fn held_bytes(&self) -> usize {
-        let of = |block: &Block| {
+        let held = |block: &Block| {
             let content = match &block.content {
                 Content::Placed { spans, .. } => size_of_val(spans.as_slice()),
                 Content::Packed { bytes, .. } => bytes.len(),
             };
             content + size_of_val(block.numbers.as_slice())
         };
-        self.blocks.iter().map(|(.., block)| of(block)).sum()
+        self.blocks.iter().map(|(.., block)| held(block)).sum()
     }
 
     fn unpack(&self, at: usize, bytes: &[u8], len: usize) -> std::io::Result<Arc<Vec<u8>>> {
-        // what is kept is whole, whoever panicked
+        // the value is whole, even after a panic
         let kept = || self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, text)) = kept().as_ref().filter(|(own, _)| *own == at) {
+        if let Some((_, text)) = kept().as_ref().filter(|(block, _)| *block == at) {
             return Ok(Arc::clone(text));
         }
         let text = Arc::new(zstd::bulk::decompress(bytes, len)?);

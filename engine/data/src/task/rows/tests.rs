@@ -1,4 +1,4 @@
-//! The same rows come out of every format, and every file that cannot be read is named with how far it was.
+//! Equal rows from every format, and errors of unreadable files.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -227,13 +227,13 @@ fn a_file_that_was_cut_off_says_how_far_it_was_read() {
     }
     let path = folder.path().join("a.parquet");
     write_verl(&path, &vec![("q".into(), "a".into()); 50], "S", Compression::SNAPPY);
-    let whole = std::fs::read(&path).expect("read");
-    let text = cut("b.parquet", &whole);
+    let bytes = std::fs::read(&path).expect("read");
+    let text = cut("b.parquet", &bytes);
     assert!(text.starts_with("FILE: cannot be read after row 0: "), "{text}");
     // a footer that is whole, over pages that are not: whatever the reader does with them, it is an error with the
     // file's name
-    let mut damaged = whole.clone();
-    damaged[4..whole.len() / 3].fill(0xFF);
+    let mut damaged = bytes.clone();
+    damaged[4..bytes.len() / 3].fill(0xFF);
     let text = refused(&write(folder.path(), "c.parquet", &damaged));
     assert!(text.starts_with("FILE: cannot be read after row 0: "), "{text}");
 }
@@ -260,9 +260,9 @@ proptest! {
         };
         let (train, validation) = (rows(train), rows(validation));
         prop_assert!(train.is_sorted() && validation.is_sorted());
-        let mut all = [train, validation].concat();
-        all.sort_unstable();
-        prop_assert_eq!(all, (0..len).collect::<Vec<_>>());
+        let mut joined = [train, validation].concat();
+        joined.sort_unstable();
+        prop_assert_eq!(joined, (0..len).collect::<Vec<_>>());
     }
 
     #[test]
@@ -284,9 +284,9 @@ proptest! {
         let total: f64 = sources.iter().map(|(_, weight)| weight).sum();
         let mut start = 0;
         for (len, weight) in sources {
-            let own = rows.iter().filter(|row| (start..start + len).contains(*row)).count();
+            let count = rows.iter().filter(|row| (start..start + len).contains(*row)).count();
             let wanted = rows.len() as f64 * weight / total;
-            prop_assert!((own as f64 - wanted).abs() <= 4.0, "{} of {}, wanted {}", own, rows.len(), wanted);
+            prop_assert!((count as f64 - wanted).abs() <= 4.0, "{} of {}, wanted {}", count, rows.len(), wanted);
             start += len;
         }
     }

@@ -1,4 +1,4 @@
-//! Rows of text files: JSON Lines and JSON lists, as they are or decompressed while they are read.
+//! Rows of text files: JSON Lines and JSON lists, plain or compressed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -8,24 +8,24 @@ use super::format::Compression;
 use super::raw::{Raw, Sink, Unread};
 use flate2::read::MultiGzDecoder;
 
-/// Bytes that are asked of a file at a time.
-const BUFFER: usize = 1 << 18;
+/// Bytes of a read buffer.
+const BUFFER_BYTES: usize = 1 << 18;
 
-/// The mark of UTF-8 that some programs write at the start of a file.
-const MARK: &[u8] = b"\xEF\xBB\xBF";
+/// The byte order mark of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// A file's bytes, decompressed.
 pub(super) fn open(path: &Path, compression: Compression) -> Result<Box<dyn BufRead>, Unread> {
     let file = File::open(path)?;
     let decompressed: Box<dyn Read> = match compression {
         Compression::None => Box::new(file),
-        Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER, file))),
+        Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER_BYTES, file))),
         Compression::Zstd => Box::new(zstd::stream::read::Decoder::new(file)?),
     };
-    Ok(Box::new(BufReader::with_capacity(BUFFER, decompressed)))
+    Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decompressed)))
 }
 
-/// Gives every line that is not blank.
+/// Sends every line that is not blank to `sink`.
 pub(super) fn lines(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<(), Unread> {
     let (mut offset, mut number) = (0, 0);
     loop {
@@ -35,7 +35,7 @@ pub(super) fn lines(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<
             return Ok(());
         }
         number += 1;
-        let start = if number == 1 && line.starts_with(MARK) { MARK.len() } else { 0 };
+        let start = if number == 1 && line.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         let blank = line[start..].iter().all(u8::is_ascii_whitespace);
         if start > 0 {
             line.drain(..start);
@@ -48,10 +48,10 @@ pub(super) fn lines(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<
     }
 }
 
-/// Gives every entry of one JSON list; lines where the file does not begin with a bracket.
+/// Sends every entry of one JSON list to `sink`; lines if the file does not begin with a bracket.
 pub(super) fn list(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<(), Unread> {
     let first = bytes.fill_buf()?;
-    let text = first.strip_prefix(MARK).unwrap_or(first);
+    let text = first.strip_prefix(BYTE_ORDER_MARK).unwrap_or(first);
     let blank = text.iter().take_while(|b| b.is_ascii_whitespace()).count();
     if text.get(blank) != Some(&b'[') {
         return lines(bytes, sink);
@@ -85,21 +85,21 @@ pub(super) fn list(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<(
     }
 }
 
-/// Takes the entries of a list one by one, so that it is never held whole. They are parsed later.
+/// Splits a list into entries one by one, so that it is never held completely. They are parsed later.
 #[derive(Default)]
 struct Entries {
-    /// The text of the one that has begun.
+    /// The text of the current entry.
     text: Vec<u8>,
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// Entries that were given.
+    /// Number of entries so far.
     number: usize,
     ended: bool,
 }
 
 impl Entries {
-    /// Takes bytes until an entry or the list ends: how many, and the entry.
+    /// Reads bytes until an entry or the list ends; returns their number, and the entry.
     fn take(&mut self, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
         for (at, &byte) in bytes.iter().enumerate() {
             match byte {

@@ -34,13 +34,13 @@ pub(super) fn text(column: &dyn Array, at: usize) -> Result<String, String> {
             format!("{} months", column.as_primitive::<IntervalYearMonthType>().value(at))
         }
         DataType::Interval(IntervalUnit::DayTime) => {
-            let own = column.as_primitive::<IntervalDayTimeType>().value(at);
-            duration(i128::from(own.days) * DAY + i128::from(own.milliseconds) * 1_000_000)
+            let interval = column.as_primitive::<IntervalDayTimeType>().value(at);
+            duration(i128::from(interval.days) * DAY + i128::from(interval.milliseconds) * 1_000_000)
         }
         DataType::Interval(IntervalUnit::MonthDayNano) => {
-            let own = column.as_primitive::<IntervalMonthDayNanoType>().value(at);
-            let rest = duration(i128::from(own.days) * DAY + i128::from(own.nanoseconds));
-            format!("{} months, {rest}", own.months)
+            let interval = column.as_primitive::<IntervalMonthDayNanoType>().value(at);
+            let rest = duration(i128::from(interval.days) * DAY + i128::from(interval.nanoseconds));
+            format!("{} months, {rest}", interval.months)
         }
         other => return Err(format!("{other} is no time")),
     })
@@ -67,7 +67,7 @@ fn timestamp(nanoseconds: i128, zone: Option<&str>) -> Result<String, String> {
     Ok(format!("{}{}{offset}", local.strftime("%Y-%m-%d %H:%M:%S"), fraction(nanoseconds.rem_euclid(SECOND))))
 }
 
-/// A time of the day, with so many digits of the hour at least.
+/// A time of the day, with at least `digits` digits of the hour.
 fn time(nanoseconds: i128, digits: usize) -> String {
     let seconds = nanoseconds / SECOND;
     let [hours, minutes, seconds] = [seconds / 3600, seconds / 60 % 60, seconds % 60];
@@ -85,12 +85,12 @@ fn duration(nanoseconds: i128) -> String {
     }
 }
 
-/// Nothing, microseconds, or nanoseconds where there are some.
+/// The fraction of a second: empty, microseconds, or nanoseconds if needed.
 fn fraction(nanoseconds: i128) -> String {
     match nanoseconds {
         0 => String::new(),
-        own if own % 1000 == 0 => format!(".{:06}", own / 1000),
-        own => format!(".{own:09}"),
+        fraction if fraction % 1000 == 0 => format!(".{:06}", fraction / 1000),
+        fraction => format!(".{fraction:09}"),
     }
 }
 

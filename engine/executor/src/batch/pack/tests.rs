@@ -47,10 +47,7 @@ fn packed_micro_batches_cost_within_a_tenth_of_the_least_that_the_largest_can() 
             let sequences = sequences(&word_problems(256, seed));
             let cut = cut(Layout::Packed, budget, None);
             let batch = Batch::pack(&sequences, cut).unwrap();
-            let cost = |micro: &Vec<usize>| -> u64 {
-                let own = micro.iter().map(|&i| cut.cost(sequences[i].tokens.len()));
-                own.sum()
-            };
+            let cost = |micro: &Vec<usize>| -> u64 { micro.iter().map(|&i| cut.cost(sequences[i].tokens.len())).sum() };
             let costs: Vec<u64> = batch.indices().iter().map(cost).collect();
             // no cut into as many micro-batches has a cheaper one at its top than the mean, or than the longest
             // sequence
@@ -79,8 +76,7 @@ fn packed_rows_have_no_padding_and_attention_little() {
             assert!(stats.padding().abs() < f64::EPSILON);
             assert!(stats.attention_padding() <= most);
         }
-        let padded = Batch::pack(&sequences, cut(Layout::Padded, budget, None)).unwrap();
-        let stats = padded.stats(wasting(0.0));
+        let stats = Batch::pack(&sequences, cut(Layout::Padded, budget, None)).unwrap().stats(wasting(0.0));
         assert!(stats.padding() > 0.01 && stats.rows > packed.stats(wasting(0.0)).rows);
         assert!((stats.padding() - stats.attention_padding()).abs() < f64::EPSILON);
     }
@@ -93,10 +89,10 @@ fn the_largest_micro_batch_comes_first_and_equal_lengths_stand_together() {
         let batch = Batch::pack(&sequences, cut(layout, 18, None)).unwrap();
         let lengths: Vec<Vec<usize>> =
             batch.micros().iter().map(|micro| micro.iter().map(|s| s.tokens.len()).collect()).collect();
-        let rows: Vec<usize> = lengths.iter().map(|own| layout.rows(own.iter().copied())).collect();
+        let rows: Vec<usize> = lengths.iter().map(|lengths| layout.rows(lengths.iter().copied())).collect();
         assert!(rows.is_sorted_by(|a, b| a >= b), "{rows:?}");
-        for own in lengths {
-            assert!(own.is_sorted_by(|a, b| a >= b), "{own:?}");
+        for micro_lengths in lengths {
+            assert!(micro_lengths.is_sorted_by(|a, b| a >= b), "{micro_lengths:?}");
         }
     }
 }
@@ -149,9 +145,9 @@ proptest! {
                 prop_assert!(most.is_none_or(|n| micro.len() <= n));
                 prop_assert!(!micro.is_empty());
             }
-            let mut all: Vec<usize> = batch.indices().concat();
-            all.sort_unstable();
-            prop_assert_eq!(all, (0..lengths.len()).collect::<Vec<_>>());
+            let mut indices: Vec<usize> = batch.indices().concat();
+            indices.sort_unstable();
+            prop_assert_eq!(indices, (0..lengths.len()).collect::<Vec<_>>());
             let stats = batch.stats(wasting(0.1));
             prop_assert!(stats.largest <= budget && stats.attention_padding() <= 1.0);
             prop_assert_eq!(stats.tokens, lengths.iter().sum::<usize>());

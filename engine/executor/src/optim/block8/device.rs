@@ -1,4 +1,4 @@
-//! The same quantisation on any device.
+//! Quantization to 8-bit blocks on any device.
 
 use super::{BLOCK, Codebook, HostBlock8, SMALLEST};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -25,10 +25,9 @@ pub struct DeviceBlock8 {
 impl DeviceBlock8 {
     /// Quantises a matrix. Signed ones are first moments; second moments are never negative. The matrix is `[rows,
     /// columns]`.
-    #[must_use]
     pub fn quantise(values: &Tensor<2>, signed: bool) -> Self {
         let (shape, dtype) = (values.dims(), values.dtype());
-        let book = Codebook::of(signed);
+        let book = Codebook::get(signed);
         let midpoints = table(&book.midpoints, &values.device());
         let map = QuantizationMap { midpoints: &midpoints, middle: book.midpoints[127], smallest: SMALLEST };
         let QuantizedBlocks { codes, scales } = kernels::quantize_blockwise(values, &map);
@@ -36,21 +35,18 @@ impl DeviceBlock8 {
     }
 
     /// The matrix, in the float type of the one that was quantised. It is `[rows, columns]`.
-    #[must_use]
     pub fn dequantise(&self) -> Tensor<2> {
-        let values = table(&Codebook::of(self.signed).values, &self.scales.device());
+        let values = table(&Codebook::get(self.signed).values, &self.scales.device());
         let blocks = QuantizedBlocks { codes: self.codes.clone(), scales: self.scales.clone() };
         kernels::dequantize_blockwise(&blocks, &values, self.shape, self.dtype)
     }
 
     /// Rows and columns.
-    #[must_use]
     pub fn dims(&self) -> [usize; 2] {
         self.shape
     }
 
     /// Bytes held.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         4 * (self.codes.dims()[0] + self.scales.dims()[0])
     }
@@ -69,12 +65,11 @@ impl DeviceBlock8 {
     }
 
     /// Copies codes and scales of a matrix of this shape to a device, where it is dequantised as f32.
-    #[must_use]
     pub fn upload(host: &HostBlock8, shape: [usize; 2], device: &Device) -> Self {
         assert_eq!(host.len(), shape[0] * shape[1], "as many codes as elements");
         let words = host.scales.len() * BLOCK / PACKED;
         let mut bytes = host.codes.clone();
-        bytes.resize(words * PACKED, Codebook::of(host.signed).zero);
+        bytes.resize(words * PACKED, Codebook::get(host.signed).zero);
         let (quadruples, _) = bytes.as_chunks::<PACKED>();
         let codes: Vec<i32> = quadruples.iter().map(|&q| i32::from_le_bytes(q)).collect();
         Self {

@@ -71,7 +71,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn maps_are_those_of_bitsandbytes() {
     let golden = golden();
     for (case, signed) in [(golden.signed, true), (golden.unsigned, false)] {
-        assert_eq!(bits(&Codebook::of(signed).values), bits(&case.map));
+        assert_eq!(bits(&Codebook::get(signed).values), bits(&case.map));
     }
 }
 
@@ -94,8 +94,7 @@ fn codes_are_those_of_bitsandbytes_but_for_the_sign_of_a_scale() {
             let mut theirs = theirs.codes()[i * BLOCK..][..codes.len()].to_vec();
             if !signed {
                 let values = &inputs[i * BLOCK..];
-                let above_zero = theirs.iter_mut().zip(values).filter(|(_, v)| **v > 0.0);
-                above_zero.for_each(|(code, _)| *code = (*code).max(1));
+                theirs.iter_mut().zip(values).filter(|(_, v)| **v > 0.0).for_each(|(code, _)| *code = (*code).max(1));
             }
             assert_eq!(codes, theirs);
         }
@@ -106,7 +105,7 @@ fn codes_are_those_of_bitsandbytes_but_for_the_sign_of_a_scale() {
 #[test]
 fn the_cell_table_finds_what_a_search_finds() {
     for signed in [true, false] {
-        let book = Codebook::of(signed);
+        let book = Codebook::get(signed);
         let check = |x: f32| {
             let expected = book.midpoints.partition_point(|&m| m < x);
             assert_eq!(usize::from(book.nearest(x)), expected, "{x:e}");
@@ -133,7 +132,7 @@ fn each_value_is_within_half_a_gap_of_its_block() {
     for signed in [true, false] {
         let values = mixed(signed);
         let back = HostBlock8::quantise(&values, signed).dequantise();
-        let map = Codebook::of(signed).values;
+        let map = Codebook::get(signed).values;
         for (block, back) in values.chunks(BLOCK).zip(back.chunks(BLOCK)) {
             let top = block.iter().fold(0.0_f32, |top, v| top.max(v.abs()));
             for (value, back) in block.iter().zip(back) {
@@ -161,10 +160,10 @@ fn quantising_again_changes_nothing() {
         for exponent in -103..128 {
             for scale in [2_f32.powi(exponent), -1.1 * 2_f32.powi(exponent - 1)] {
                 let scale = if signed { scale } else { scale.abs() };
-                let mut all = vec![0.0; 256];
+                let mut grid = vec![0.0; 256];
                 let codes: Vec<u8> = (0..=255).collect();
-                Codebook::of(signed).dequantise(&codes, scale, &mut all);
-                let again = HostBlock8::quantise(&all, signed);
+                Codebook::get(signed).dequantise(&codes, scale, &mut grid);
+                let again = HostBlock8::quantise(&grid, signed);
                 assert_eq!((again.scales[0], again.codes), (scale, codes));
             }
         }
@@ -204,8 +203,7 @@ fn a_block_that_is_not_finite_is_nan_and_the_others_are_not() {
 fn a_device_gives_the_codes_of_the_host() {
     for signed in [true, false] {
         for (rows, columns) in [(1, 1), (3, 100), (7, 256), (5, 129), (1, 5 * BLOCK + 19)] {
-            let values = mixed(signed);
-            let values: Vec<f32> = values.into_iter().cycle().take(rows * columns).collect();
+            let values: Vec<f32> = mixed(signed).into_iter().cycle().take(rows * columns).collect();
             let host = HostBlock8::quantise(&values, signed);
             let device = DeviceBlock8::quantise(&on_flex(&values, [rows, columns]), signed);
             assert_eq!(device.download().unwrap(), host);

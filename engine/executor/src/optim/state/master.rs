@@ -14,22 +14,22 @@ pub(super) enum Master {
 }
 
 impl Master {
-    pub fn new(own: HostTensor, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
-        let hold = accounts.hold(Category::MasterWeights, Home::Host, own.bytes());
-        (Self::Host(own), hold)
+    pub fn new(weight: HostTensor, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
+        let hold = accounts.hold(Category::MasterWeights, Home::Host, weight.bytes());
+        (Self::Host(weight), hold)
     }
 
-    pub fn on_device(own: Tensor<2>, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
-        let [rows, cols] = own.dims();
-        let bytes = rows * cols * own.dtype().size();
+    pub fn on_device(weight: Tensor<2>, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
+        let [rows, cols] = weight.dims();
+        let bytes = rows * cols * weight.dtype().size();
         let hold = accounts.hold(Category::MasterWeights, Home::Device, bytes);
-        (Self::Device(own), hold)
+        (Self::Device(weight), hold)
     }
 
     pub fn into_host(self) -> Result<HostTensor> {
         match self {
             Self::Device(tensor) => Ok(HostTensor::download_pinned(tensor)?),
-            Self::Host(own) => Ok(own),
+            Self::Host(weight) => Ok(weight),
         }
     }
 }

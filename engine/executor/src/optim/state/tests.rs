@@ -23,12 +23,10 @@ fn updated([home, idle]: [Home; 2], kind: MomentKind, half: bool, reserved: bool
     }
     if reserved {
         for _ in 0..2 {
-            let again = state.reserve(false, &device, &accounts);
-            again.expect("moments of zeros");
+            state.reserve(false, &device, &accounts).expect("moments of zeros");
             if half {
                 let value = Param::Device(value.clone());
-                let again = state.reserve_master(value, &device, &accounts);
-                again.expect("a master");
+                state.reserve_master(value, &device, &accounts).expect("a master");
             }
         }
     }
@@ -54,8 +52,8 @@ fn updated([home, idle]: [Home; 2], kind: MomentKind, half: bool, reserved: bool
         Param::Host(value) => value,
     };
     let bits = |values: &Vec<f32>| values.iter().map(|v| v.to_bits()).collect();
-    let all = [value.to_f32()].into_iter().chain(moments);
-    (all.map(|values| bits(&values)).collect(), before)
+    let tensors = [value.to_f32()].into_iter().chain(moments);
+    (tensors.map(|values| bits(&values)).collect(), before)
 }
 
 #[test]
@@ -78,16 +76,14 @@ fn moments_and_masters_that_are_forgotten_give_their_bytes_back() {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let accounts = Accounts::new();
     let mut state = ParamState::new(Home::Device, Home::Device, MomentKind::F32, SHAPE);
-    let reserved = state.reserve(false, &device, &accounts);
-    reserved.expect("moments of zeros");
+    state.reserve(false, &device, &accounts).expect("moments of zeros");
     let held = || accounts.balance(Category::Moments, Home::Device).bytes;
     assert_eq!(held(), 2 * 4 * (SHAPE[0] * SHAPE[1]) as u64);
     state.forget_moments();
     assert!(held() == 0 && state.is_fresh());
     let masters = || accounts.balance(Category::MasterWeights, Home::Device).bytes;
     let value = Param::Device(stored_as(matrix(&device, 0.37), DType::BF16));
-    let reserved = state.reserve_master(value, &device, &accounts);
-    reserved.expect("a master");
+    state.reserve_master(value, &device, &accounts).expect("a master");
     assert!(state.has_master() && masters() == 4 * (SHAPE[0] * SHAPE[1]) as u64);
     state.forget_master();
     assert!(masters() == 0 && !state.has_master());

@@ -1,4 +1,4 @@
-//! Where the state of a parameter waits between two updates, and how it gets there.
+//! Location of a parameter's state between two updates, and its copies.
 
 use super::master::Master;
 use super::{ParamState, Stored};
@@ -9,18 +9,18 @@ use firebrick_core::Result;
 use std::sync::Arc;
 
 impl ParamState {
-    /// Whether another state of the parameter is kept in the same places and in as many bits.
+    /// True if another state of the parameter is kept in the same places and in as many bits.
     pub fn is_placed_like(&self, other: &Self) -> bool {
         self.differs_in_waiting(other) && self.idle == other.idle
     }
 
-    /// Whether another state of the parameter differs in nothing but where it waits between updates.
+    /// True if another state of the parameter differs in nothing but where it waits between updates.
     pub fn differs_in_waiting(&self, other: &Self) -> bool {
         (self.home, self.kind) == (other.home, other.kind)
     }
 
-    /// Where it waits between updates.
-    pub fn waits_at(&self) -> Home {
+    /// Location between updates.
+    pub fn idle_home(&self) -> Home {
         self.idle
     }
 
@@ -28,9 +28,9 @@ impl ParamState {
     /// left; where a copy fails, everything is where it was.
     pub fn wait_on_host(&mut self, accounts: &Arc<Accounts>) -> Result<()> {
         self.park(accounts)?;
-        if let Some((Master::Device(own), _)) = &self.master {
-            let own = Master::Device(own.clone()).into_host()?;
-            self.master = Some(Master::new(own, accounts));
+        if let Some((Master::Device(master), _)) = &self.master {
+            let on_host = Master::Device(master.clone()).into_host()?;
+            self.master = Some(Master::new(on_host, accounts));
         }
         self.idle = Home::Host;
         Ok(())

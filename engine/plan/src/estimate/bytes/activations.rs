@@ -1,5 +1,5 @@
-//! What the sublayers of a layer keep for their backward, and what they need besides while they run. All in numbers
-//! (four bytes each, two in half precision), for one token unless it says otherwise.
+//! Activations that sublayers keep for their backward, and their buffers while they run. All in elements (four bytes
+//! each, two in half precision), for one token unless it says otherwise.
 //!
 //! Counted from `models::layer` operation by operation: autodiff keeps the inputs of products, of `exp`, `sqrt` and
 //! `sigmoid`, and both sides of element-wise products; sums keep nothing. `d` is the hidden size, `f` the MLP's width,
@@ -59,7 +59,7 @@ pub struct LayerWidths {
     q: u64,
     k: u64,
     heads: u64,
-    /// Whether there is a norm before a sublayer, and after it.
+    /// True if there is a norm before a sublayer, and after it.
     pre: bool,
     post: bool,
     qk_norm: bool,
@@ -68,21 +68,21 @@ pub struct LayerWidths {
     bypass: Option<Bypass>,
     /// Of layers of linear attention.
     linear: Option<LinearWidths>,
-    /// Whether a gate multiplies what attention mixes: it, and the product.
+    /// True if a gate multiplies what attention mixes: it, and the product.
     gated: bool,
-    /// Whether a kernel computes norms.
+    /// True if a kernel computes norms.
     norms: bool,
     /// As wide as the MLP: gradients that its backward has besides what is kept, and tensors of a forward without a
     /// graph.
     mlp_room: [u64; 2],
-    /// Whether a kernel computes attention, and the numbers of scores that it has at a time for a token of the longest
+    /// If a kernel computes attention: the elements of scores that it has at a time for a token of the longest
     /// sequence.
     attention: Option<u64>,
     /// Which sequences one does it for without any scores.
     attends: Attends,
-    /// Whether one does for a token over a cache.
+    /// True if a kernel attends from a token over a cache.
     decodes: bool,
-    /// Whether kernels widen half precision to f32 before they compute.
+    /// True if kernels widen half precision to f32 before they compute.
     widens: bool,
     /// Bytes of a number.
     width: u64,
@@ -106,17 +106,17 @@ const BLOCK: u64 = 64;
 pub struct Shape {
     /// Rows: tokens, and padding where there is any.
     pub tokens: u64,
-    /// Whether sequences lie one behind the other.
+    /// True if sequences lie one behind the other.
     pub packed: bool,
     /// Tokens of the longest sequence.
     pub length: u64,
     /// Tokens whose log-prob is wanted.
     pub scored: u64,
-    /// Whether they attend over a cache: prompts, or a token of each sequence.
+    /// The kind of tokens that attend over a cache, if they do.
     pub over: Option<Cached>,
 }
 
-/// What attends over a cache.
+/// Tokens that attend over a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cached {
     /// Tokens of prompts.
@@ -127,18 +127,18 @@ pub enum Cached {
 
 impl LayerWidths {
     /// The widths that matter to memory.
-    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, profile: &DeviceProfile) -> Self {
+    pub fn new(arch: &Arch, lora: Option<&LoraConfig>, profile: &DeviceProfile) -> Self {
         let on_cpu = profile.backend == Backend::Cpu;
         let used = |operation| profile.kernels.uses(operation);
         let gates = used(Operation::Gate) && (!on_cpu || arch.activation == Activation::Silu);
-        let linear = LinearWidths::of(arch, profile);
+        let linear = LinearWidths::new(arch, profile);
         let heads = arch.num_heads as u64;
         let dim = arch.head_dim as u64;
         let (d, f, q) = (arch.hidden_size as u64, arch.intermediate_size as u64, heads * dim);
         Self {
             d,
             f,
-            experts: ExpertWidths::of(arch, on_cpu),
+            experts: ExpertWidths::new(arch, on_cpu),
             q,
             k: arch.num_kv_heads as u64 * dim,
             heads,
@@ -154,9 +154,9 @@ impl LayerWidths {
                 Activation::GeluTanh => 6,
             },
             bypass: lora.map(|l| {
-                let v = linear.map_or(0, |own| own.mixed());
-                let experts = ExpertWidths::of(arch, on_cpu);
-                Bypass::of(l, [d, q, f, v], experts, arch.pre_norms)
+                let v = linear.map_or(0, |linear| linear.values);
+                let experts = ExpertWidths::new(arch, on_cpu);
+                Bypass::new(l, [d, q, f, v], experts, arch.pre_norms)
             }),
             linear,
             gated: arch.attention_gate,
@@ -181,8 +181,8 @@ impl LayerWidths {
         }
     }
 
-    /// The same with numbers of so many bytes.
-    pub fn of_width(self, width: u64) -> Self {
+    /// The widths with elements of `width` bytes.
+    pub fn with_width(self, width: u64) -> Self {
         Self { width, ..self }
     }
 
@@ -227,7 +227,7 @@ impl LayerWidths {
 
     /// Channels of the convolution and width of all values of linear attention.
     fn linear_widths(&self) -> (u64, u64) {
-        self.linear.map_or((0, 0), |own| (own.channels(), own.mixed()))
+        self.linear.map_or((0, 0), |linear| (linear.channels, linear.values))
     }
 
     /// Widths of linear attention, in an architecture that has it.
@@ -236,7 +236,7 @@ impl LayerWidths {
     }
 
     /// Numbers of a token's queries and of its keys.
-    pub fn heads_apart(&self) -> [u64; 2] {
+    pub fn query_key_widths(&self) -> [u64; 2] {
         [self.q, self.k]
     }
 
@@ -249,7 +249,7 @@ impl LayerWidths {
         let post = if self.post { norm * self.d } else { 0 };
         // the gate's sigmoid, and what it multiplies
         let gate = if self.gated { 2 * self.q } else { 0 };
-        let linear = self.linear.map_or(0, |own| own.kept(self.width));
+        let linear = self.linear.map_or(0, |linear| linear.kept(self.width));
         // without a norm before them, products keep the sublayer's own input
         let first = match (self.pre, self.norms) {
             (false, _) => 0,
@@ -275,8 +275,8 @@ impl LayerWidths {
                 let (first, factors, inside) = match frozen {
                     None => (first, self.mlp_kept, 0),
                     Some(bypass) => {
-                        let own = bypass.experts;
-                        (own.between, self.mlp_kept - 1, own.inside)
+                        let experts = bypass.experts;
+                        (experts.between, self.mlp_kept - 1, experts.inside)
                     }
                 };
                 Elements {
@@ -297,13 +297,13 @@ impl LayerWidths {
         3 + u64::from(self.softcap)
     }
 
-    /// Whether a kernel attends over sequences, or prompts, and no scores go through memory.
+    /// True if a kernel attends over sequences, or prompts, and no scores go through memory.
     pub fn attends_by_kernel(&self, shape: Shape, rows: usize) -> bool {
         let over_tokens = shape.over == Some(Cached::Tokens);
         !over_tokens && (self.attention.is_some() || self.keeps_none(shape, rows))
     }
 
-    /// Whether a kernel attends without scores, on the graph.
+    /// True if a kernel attends without scores, on the graph.
     fn keeps_none(&self, shape: Shape, rows: usize) -> bool {
         let attends = match self.attends {
             Attends::None => false,
@@ -329,14 +329,14 @@ impl LayerWidths {
         self.scores_of_operations(shape, rows)
     }
 
-    /// The same where tensor operations attend.
+    /// Scores that are there at a time if tensor operations attend.
     fn scores_of_operations(&self, shape: Shape, rows: usize) -> u64 {
-        let all = if shape.packed {
+        let scores = if shape.packed {
             shape.length * at_most(rows, shape.tokens)
         } else {
             shape.tokens * at_most(rows, shape.length)
         };
-        self.heads * all
+        self.heads * scores
     }
 
     /// Scores that a traced attention keeps, over all tokens: none where they are computed again. Padded micro-batches
@@ -368,12 +368,12 @@ impl LayerWidths {
         copies * self.scores(shape, rows)
     }
 
-    /// Whether a trained attention keeps no scores.
+    /// True if a trained attention keeps no scores.
     pub fn recomputes(&self, shape: Shape, rows: usize) -> bool {
         self.attention.is_some() || self.keeps_none(shape, rows) || shape.recomputes(rows)
     }
 
-    /// Whether attention's backward runs outside of the graph, which cuts it at every attention sublayer.
+    /// True if attention's backward runs outside of the graph, which cuts it at every attention sublayer.
     pub fn splits(&self, shape: Shape, rows: usize) -> bool {
         self.attention.is_none() && !self.keeps_none(shape, rows) && shape.recomputes(rows)
     }
@@ -386,7 +386,7 @@ impl LayerWidths {
             (Sublayer::Attention, false) => self.q,
             // the mixed values' gradient, the queries' by chunks and in one piece, the keys' and values'
             (Sublayer::Attention, true) => 3 * self.q + 2 * self.k,
-            (Sublayer::Linear, _) => self.linear.map_or(0, |own| own.extra()),
+            (Sublayer::Linear, _) => self.linear.map_or(0, |linear| linear.extra()),
             (Sublayer::Mlp, _) => self.mlp_room[0] * self.f,
             (Sublayer::Experts, _) => self.experts.running(self.mlp_room)[0],
         };
@@ -401,7 +401,7 @@ impl LayerWidths {
                 Sublayer::Attention if self.attention.is_some() => 2 * self.q + 2 * self.k,
                 // queries, keys, values, and the mixed values by chunks and in one piece
                 Sublayer::Attention => 3 * self.q + 2 * self.k,
-                Sublayer::Linear => self.linear.map_or(0, |own| own.forward(self.width)),
+                Sublayer::Linear => self.linear.map_or(0, |linear| linear.forward(self.width)),
                 Sublayer::Mlp => self.mlp_room[1] * self.f,
                 Sublayer::Experts => self.experts.running(self.mlp_room)[1],
             },
@@ -423,18 +423,18 @@ impl LayerWidths {
 }
 
 impl Shape {
-    /// Whether attention takes its queries in chunks of `rows`.
+    /// True if attention takes its queries in chunks of `rows`.
     pub fn is_chunked(self, rows: usize) -> bool {
         at_most(rows, self.length) < self.length
     }
 
-    /// Whether attention in tensor operations computes its scores once more in the backward.
+    /// True if attention in tensor operations computes its scores once more in the backward.
     fn recomputes(self, rows: usize) -> bool {
         self.packed || self.is_chunked(rows)
     }
 }
 
 /// Queries of `all` that are scored at a time; 0 rows are all.
-fn at_most(rows: usize, all: u64) -> u64 {
-    if rows == 0 { all } else { all.min(rows as u64) }
+fn at_most(rows: usize, length: u64) -> u64 {
+    if rows == 0 { length } else { length.min(rows as u64) }
 }

@@ -20,7 +20,7 @@ impl Elements {
     }
 }
 
-/// What bypasses keep, in numbers a token: inputs as wide as the residual stream, and as something inside a sublayer.
+/// Kept by adapters, in elements per token: inputs as wide as the residual stream, and as something inside a sublayer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bypass {
     pub attention: Elements,
@@ -32,7 +32,7 @@ pub(crate) struct Bypass {
 impl Bypass {
     /// Of a layer of these widths. Where no norm comes before a sublayer, the input that its bypasses share is the
     /// sublayer's own.
-    pub fn of(lora: &LoraConfig, [d, q, f, v]: [u64; 4], experts: ExpertWidths, pre_norms: bool) -> Self {
+    pub fn new(lora: &LoraConfig, [d, q, f, v]: [u64; 4], experts: ExpertWidths, pre_norms: bool) -> Self {
         let has = |target| lora.target_modules.contains(&target);
         let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
         let rank = lora.rank as u64;

@@ -1,4 +1,4 @@
-//! What layers with experts have that others have not: parameters that only some tokens go through, and rows by expert.
+//! Layers with experts: parameters that only some tokens use, and rows by expert.
 
 use firebrick_arch::Arch;
 use firebrick_arch::arch::{ExpertLayout, MAX_EXPERT_LAYERS};
@@ -10,7 +10,7 @@ use std::ops::Range;
 pub(crate) struct LayerSet([u64; MAX_EXPERT_LAYERS.div_ceil(64)]);
 
 impl LayerSet {
-    pub fn of(layers: impl Iterator<Item = usize>) -> Self {
+    pub fn new(layers: impl Iterator<Item = usize>) -> Self {
         let mut set = Self::default();
         for layer in layers {
             set.0[layer / 64] |= 1 << (layer % 64);
@@ -42,26 +42,21 @@ pub(crate) struct ExpertSizes {
 
 impl ExpertSizes {
     /// Of those among some layers, whose sublayers have these parameters, adapters included.
-    pub fn of(arch: &Arch, layers: &Range<usize>, specs: &[ParamSpec]) -> Self {
-        let all = || {
-            let all = arch.expert_layers();
-            all.filter(|(layer, _)| layers.contains(layer))
-        };
-        let Some((_, own)) = all().next() else {
+    pub fn new(arch: &Arch, layers: &Range<usize>, specs: &[ParamSpec]) -> Self {
+        let expert_layers = || arch.expert_layers().filter(|(layer, _)| layers.contains(layer));
+        let Some((_, layer)) = expert_layers().next() else {
             return Self::default();
         };
-        let count = |of: fn(Slot) -> bool| {
-            let own = specs.iter().filter(|spec| of(spec.slot));
-            own.map(|spec| spec.numel() as u64).sum()
-        };
+        let count =
+            |of: fn(Slot) -> bool| specs.iter().filter(|spec| of(spec.slot)).map(|spec| spec.numel() as u64).sum();
         Self {
             matrices: count(Slot::is_expert),
             adapters: count(|slot| match slot {
                 Slot::LoraA(target) | Slot::LoraB(target) => target.is_expert(),
                 _ => false,
             }),
-            share: own.per_token as f64 / own.count as f64,
-            layers: LayerSet::of(all().map(|(layer, _)| layer)),
+            share: layer.per_token as f64 / layer.count as f64,
+            layers: LayerSet::new(expert_layers().map(|(layer, _)| layer)),
         }
     }
 
@@ -95,14 +90,13 @@ pub(crate) struct ExpertWidths {
 }
 
 impl ExpertWidths {
-    pub fn of(arch: &Arch, on_cpu: bool) -> Self {
-        let first = arch.expert_layers().next();
-        first.map_or_else(Self::default, |(_, own)| Self {
-            count: own.count as u64,
-            per_token: own.per_token as u64,
-            f: own.intermediate_size as u64,
-            shared: own.shared.unwrap_or(0) as u64,
-            joined: match (own.layout, on_cpu) {
+    pub fn new(arch: &Arch, on_cpu: bool) -> Self {
+        arch.expert_layers().next().map_or_else(Self::default, |(_, layer)| Self {
+            count: layer.count as u64,
+            per_token: layer.per_token as u64,
+            f: layer.intermediate_size as u64,
+            shared: layer.shared.unwrap_or(0) as u64,
+            joined: match (layer.layout, on_cpu) {
                 (ExpertLayout::Apart, _) => [0, 0],
                 // the product beside its halves, and the gradients of both
                 (ExpertLayout::Stacked, _) => [2, 2],
@@ -117,8 +111,8 @@ impl ExpertWidths {
     /// Numbers a token that run through experts at a time, of factors of the width of a dense MLP: the shared one runs
     /// after the others.
     pub fn running(self, [backward, forward]: [u64; 2]) -> [u64; 2] {
-        let own = self.per_token * self.f;
-        let of = |factors: u64, joined: u64| ((factors + joined) * own).max(factors * self.shared);
+        let width = self.per_token * self.f;
+        let of = |factors: u64, joined: u64| ((factors + joined) * width).max(factors * self.shared);
         [of(backward, self.joined[0]), of(forward, self.joined[1])]
     }
 
@@ -147,38 +141,38 @@ mod tests {
         let arch = public("Qwen3-30B-A3B").expect("known");
         let of = |targets: &[TargetModule]| {
             let lora = LoraConfig { target_modules: targets.to_vec(), ..LoraConfig::default() };
-            Sizes::of(&arch, Some(&lora.in_arch(&arch)))
+            Sizes::new(&arch, Some(&lora.in_arch(&arch)))
         };
         // rank 16 in 48 layers: q [4096, 2048], k and v [512, 2048], o [2048, 4096]
         let attention = 48 * 16 * (2 * (2048 + 4096) + 2 * (2048 + 512));
         let experts = 48 * 16 * 128 * 3 * (2048 + 768);
-        let all = of(&TargetModule::all());
-        assert_eq!(all.trained(), attention + experts);
+        let adapted = of(&TargetModule::all());
+        assert_eq!(adapted.trained(), attention + experts);
         assert_eq!((attention, experts), (13_369_344, 830_472_192));
-        assert_eq!(all.trained_unit(2), experts / 48);
-        let own = [TargetModule::Q, TargetModule::K, TargetModule::V, TargetModule::O];
-        assert_eq!(of(&own).trained(), attention);
+        assert_eq!(adapted.trained_unit(2), experts / 48);
+        let targets = [TargetModule::Q, TargetModule::K, TargetModule::V, TargetModule::O];
+        assert_eq!(of(&targets).trained(), attention);
         // a token goes through those of 8 of 128 experts
-        let plain = Sizes::of(&arch, None);
-        assert_eq!(all.active_body() - plain.active_body(), attention + experts / 16);
+        let plain = Sizes::new(&arch, None);
+        assert_eq!(adapted.active_body() - plain.active_body(), attention + experts / 16);
     }
 
     #[test]
     fn experts_in_few_bits_are_counted_with_a_buffer_each() {
         let arch = public("Qwen3-30B-A3B").expect("known");
-        let plain = Sizes::of(&arch, None);
-        let few = Sizes::of(&arch.clone().with_base(Some(BaseFormat::Int8)), None);
+        let plain = Sizes::new(&arch, None);
+        let few = Sizes::new(&arch.clone().with_base(Some(BaseFormat::Int8)), None);
         let numbers = 48 * 128 * 3 * 2048 * 768;
         // a byte a number and an f32 a row: gate and up have 768 rows, down 2048
         let scales = 48 * 128 * 4 * (2 * 768 + 2048);
         let attention = 48 * (2 * 4096 + 2 * 512) * 2048;
         let of_attention = 48 * 4 * (4096 + 2 * 512 + 2048);
-        assert_eq!(few.in_few_bits(), numbers + attention);
+        assert_eq!(few.quantized_elements(), numbers + attention);
         assert_eq!(
             few.bytes(),
             plain.bytes() - plain.width * (numbers + attention) + numbers + attention + scales + of_attention
         );
         // of the experts that a token goes through alone
-        assert_eq!(few.widened_by(1.0), attention + numbers / 16);
+        assert_eq!(few.dequantized_elements(1.0), attention + numbers / 16);
     }
 }

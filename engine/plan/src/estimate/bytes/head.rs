@@ -26,7 +26,7 @@ pub(crate) struct HeadCost {
     d: u64,
     rows: u64,
     fused: bool,
-    /// Whether the CPU's kernels make products.
+    /// True if the CPU's kernels make products.
     on_cpu: bool,
     /// Bytes of an activation.
     width: u64,
@@ -35,7 +35,7 @@ pub(crate) struct HeadCost {
 }
 
 impl HeadCost {
-    pub fn of(arch: &Arch, head_rows: usize, profile: &DeviceProfile) -> Self {
+    pub fn new(arch: &Arch, head_rows: usize, profile: &DeviceProfile) -> Self {
         let vocab = match arch.head {
             HeadKind::LanguageModel => arch.vocab_size as u64,
             HeadKind::Scalar { .. } => 1,
@@ -76,7 +76,7 @@ impl HeadCost {
         }
     }
 
-    /// What a product in f32 of numbers in half precision needs: both factors wider where a kernel makes it, else the
+    /// Extra bytes of an f32 matmul of half-precision operands: both factors wider where a kernel makes it, else the
     /// narrower result beside the wider.
     fn widened(&self, rows: u64) -> u64 {
         if self.width == F32 {
@@ -100,7 +100,7 @@ impl HeadCost {
         self.logits_bytes(r, copies) + part + self.rows_bytes(r, 4)
     }
 
-    /// Whether the gradient makes the logits once more.
+    /// True if the gradient makes the logits once more.
     pub fn repeats(&self) -> bool {
         self.tile.is_some()
     }
@@ -110,7 +110,7 @@ impl HeadCost {
         self.rows_bytes(shape.scored, 1)
     }
 
-    /// Whether the projection's gradient is made more than once and added up.
+    /// True if the projection's gradient is made more than once and added up.
     pub fn adds(&self, shape: Shape, micro_batches: u64) -> bool {
         micro_batches > 1 || shape.scored > self.rows
     }

@@ -1,5 +1,5 @@
-//! What a sublayer of gated `DeltaNet` keeps for its backward and needs besides, in numbers a token: `c` the channels
-//! of the convolution, `v` the width of all values, `h` the value heads.
+//! Activations and buffers of a gated `DeltaNet` sublayer, in elements per token: `c` the channels of the convolution,
+//! `v` the width of all values, `h` the value heads.
 //!
 //! | kept | numbers |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! rule gives in f32.
 //!
 //! The backward of the CPU's delta rule has the states before each chunk of 64 tokens of one head at a time on each
-//! core, with what they lack of the values and what is written to them, queries and keys with their products, and the
+//! core, with what they lack of the values and what is written to them, queries and keys with their matmuls, and the
 //! gradients of both. At another time that of the convolution has the gradients of all taps for each 64 tokens. The
 //! delta rule of a GPU has two states a chunk for all heads, two vectors as wide as a value, and gradients of a query
 //! and a key, for each token and head.
@@ -30,7 +30,7 @@ const CHUNK: u64 = 64;
 /// Matrices of a chunk by itself that tensor operations keep.
 const MATRICES: u64 = 40;
 
-/// What computes.
+/// The implementation of the delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Computes {
     CpuKernels,
@@ -41,8 +41,10 @@ enum Computes {
 /// Widths of gated `DeltaNet` layers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinearWidths {
-    channels: u64,
-    values: u64,
+    /// Channels of the convolution: outputs of the first matmul.
+    pub channels: u64,
+    /// Width of all values: inputs of the last matmul.
+    pub values: u64,
     heads: u64,
     keys: u64,
     /// Numbers of a head's state, and widths of its keys and values.
@@ -55,35 +57,25 @@ pub(crate) struct LinearWidths {
 
 impl LinearWidths {
     /// Those of an architecture that has such layers.
-    pub fn of(arch: &Arch, profile: &DeviceProfile) -> Option<Self> {
-        let own: &GatedDeltaNet = arch.delta_net.as_ref()?;
-        let (key, value) = (own.key_head_dim as u64, own.value_head_dim as u64);
+    pub fn new(arch: &Arch, profile: &DeviceProfile) -> Option<Self> {
+        let delta_net: &GatedDeltaNet = arch.delta_net.as_ref()?;
+        let (key, value) = (delta_net.key_head_dim as u64, delta_net.value_head_dim as u64);
         let computes = match profile.kernels.uses(Operation::DeltaNet) {
             false => Computes::TensorOperations,
             true if profile.backend == Backend::Cpu => Computes::CpuKernels,
             true => Computes::GpuKernels,
         };
         Some(Self {
-            channels: own.channels() as u64,
-            values: own.value_dim() as u64,
-            heads: own.num_value_heads as u64,
-            keys: own.key_dim() as u64,
+            channels: delta_net.channels() as u64,
+            values: delta_net.value_dim() as u64,
+            heads: delta_net.num_value_heads as u64,
+            keys: delta_net.key_dim() as u64,
             state: key * value,
             key,
             value,
-            taps: own.conv_kernel_dim as u64,
+            taps: delta_net.conv_kernel_dim as u64,
             computes,
         })
-    }
-
-    /// Width of what is mixed: the input of the last product.
-    pub fn mixed(&self) -> u64 {
-        self.values
-    }
-
-    /// Channels of the first product.
-    pub fn channels(&self) -> u64 {
-        self.channels
     }
 
     /// Kept beside the sublayer's normed input, for numbers of `width` bytes.
@@ -122,7 +114,7 @@ impl LinearWidths {
         plain + wide + padded
     }
 
-    /// Numbers, in f32, of the kernels' buffers in the backward of so many tokens, of sequences of `length`.
+    /// f32 elements of the kernels' buffers in the backward pass of `tokens` tokens, in sequences of `length`.
     pub fn scratch(&self, tokens: u64, length: u64) -> u64 {
         match self.computes {
             Computes::TensorOperations => 0,
@@ -143,7 +135,7 @@ impl LinearWidths {
         }
     }
 
-    /// Floating-point operations of a token, a third of those of its forward and backward: products within a chunk and
+    /// Floating-point operations of a token, a third of those of its forward and backward: matmuls within a chunk and
     /// with the state; on GPUs, token by token, with the state alone.
     pub fn operations(&self) -> f64 {
         let chunk = match self.computes {
@@ -153,7 +145,7 @@ impl LinearWidths {
         (2 * self.heads * chunk + 2 * self.taps * self.channels) as f64
     }
 
-    /// Launches for sequences of so many tokens, where there is no kernel: about so many operations a chunk.
+    /// Launches for sequences of the given number of tokens, if there is no kernel: a constant number and 20 per chunk.
     pub fn launches(&self, length: u64) -> f64 {
         if self.computes == Computes::TensorOperations { (60 + 20 * length.div_ceil(CHUNK)) as f64 } else { 0.0 }
     }

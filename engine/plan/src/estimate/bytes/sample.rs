@@ -3,28 +3,27 @@
 //! Keys and values are in pools of blocks that are allocated once: as many blocks as the sequences may ever need at a
 //! time, or what `kv_cache_bytes` allows ([`KvCacheDemand`]). Prompts run in chunks of `max_num_batched_tokens` beside
 //! the decoding. The matrices may be there a second time, in panels or in 8 bits; of those in 8 bits a GPU widens one
-//! at a time for products with many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time:
+//! at a time for matmuls with many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time:
 //! logits, exponentials, their running sum.
 
 use crate::ModelPlan;
 use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, PeakUsage, Shape, Sizes};
 use firebrick_arch::PipelineStage;
 use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
-use firebrick_spec::{Category, Home};
-use firebrick_spec::{CudaGraphs, Operation};
+use firebrick_spec::{Category, CudaGraphs, Home, Operation};
 
 /// Score-sized tensors while a token is chosen.
 const CHOICE: u64 = 3;
 
 /// Tokens from which a GPU divides the attention of a sequence.
-const DIVIDED: u64 = 1024;
+const SPLIT_LENGTH: u64 = 1024;
 
 /// Queries of a prompt that are scored together.
 const QUERIES: u64 = 256;
 
 pub(crate) fn rollout(ctx: &Context<'_>, peak: &mut PeakUsage) {
     let parallel = ctx.parallel.sampling();
-    let ctx = &ctx.with_parallel(&parallel);
+    let ctx = &Context { parallel: &parallel, ..ctx.clone() };
     let w = ctx.workload;
     let as_trained = ctx.sampling_as_trained();
     if w.examples.is_none() {
@@ -58,24 +57,24 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
     (together, shape)
 }
 
-/// Bytes of a matrix that is widened from 8 bits for a product with so many rows.
+/// Bytes of a matrix that is dequantized for a matmul with `rows` rows.
 fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
     let wide = ctx.eight_bits.filter(|codes| rows > codes.max_fused_rows);
     wide.map_or(0, |codes| ctx.parallel.tensor_share(ctx.sizes.width * codes.largest))
 }
 
-/// A decoding step of so many rows.
+/// A decoding step of `rows` sequences.
 fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
     Shape { tokens: rows, packed: false, length: ctx.workload.length(), scored: rows, over: Some(Cached::Tokens) }
 }
 
 /// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for
-/// sequences of up to [`DIVIDED`] tokens and once more for each doubling of their length, which divides the work on
-/// them otherwise. Nothing else gets the pages that they are on, which the backend's pools make as large as the largest
-/// allocation: a matrix in f32.
+/// sequences of up to [`SPLIT_LENGTH`] tokens and once more for each doubling of their length, which divides the work
+/// on them otherwise. Nothing else gets the pages that they are on, which the backend's pools make as large as the
+/// largest allocation: a matrix in f32.
 fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
-    let head = HeadCost::of(ctx.arch, 1, ctx.profile);
-    let lengths = 1 + (ctx.workload.length() / DIVIDED).checked_ilog2().map_or(0, |n| n + 1);
+    let head = HeadCost::new(ctx.arch, 1, ctx.profile);
+    let lengths = 1 + (ctx.workload.length() / SPLIT_LENGTH).checked_ilog2().map_or(0, |n| n + 1);
     let sizes = graphs.sizes(ctx.profile.backend, rows as usize);
     let page = (F32 * ctx.sizes.largest).max(1);
     let step = |size: usize| {
@@ -90,8 +89,8 @@ fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
 fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGraphs>, peak: &mut PeakUsage) {
     let w = ctx.workload;
     let arch = ctx.arch;
-    let all = prompts.saturating_mul(group);
-    let rows = (ctx.plan.rollout.max_num_seqs as u64).min(all).max(1);
+    let sequences = prompts.saturating_mul(group);
+    let rows = (ctx.plan.rollout.max_num_seqs as u64).min(sequences).max(1);
     let copy = ctx.parallel.replicated().weights(ctx.copies);
     let base = if ctx.training.samples_on_groups() {
         let waiting = ctx.resident(Activity::SampleOnGroups);
@@ -112,7 +111,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGra
     // steps that send messages are not captured
     let graphs = graphs.filter(|_| ctx.parallel.tensor == 1);
     let graphs = graphs.map_or(0, |graphs| captured(ctx, rows, graphs));
-    let pools = (base + kv_cache(ctx, rows, all)).on_device(Category::Buffers, graphs);
+    let pools = (base + kv_cache(ctx, rows, sequences)).on_device(Category::Buffers, graphs);
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
     let running =
         ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1) + summed(ctx, prefill.tokens);
@@ -121,7 +120,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGra
         "the prompts' forward",
         (pools + running).on_device(Category::Buffers, masks + widened(ctx, prefill.tokens)),
     );
-    let head = HeadCost::of(arch, 1, ctx.profile);
+    let head = HeadCost::new(arch, 1, ctx.profile);
     let copies = if ctx.profile.kernels.uses(Operation::Draw) { 1 } else { CHOICE };
     let logits = |rows| chosen(ctx, F32 * head.logits(rows), copies);
     peak.record("choosing first tokens", pools + logits(rows.min(together * group)) + ctx.rollouts());
@@ -133,8 +132,8 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGra
     );
 }
 
-/// What gathering the policy's units from other stages takes on the host: the message of the largest unit that a stage
-/// lacks, and the parameters that are made of it.
+/// Host bytes of gathering the policy's units from other stages: the message of the largest unit that a stage lacks,
+/// and the parameters that are made of it.
 fn sent_by_stages(ctx: &Context<'_>, stage: PipelineStage) -> u64 {
     // gathered as they are trained, whatever they are sampled in
     let whole = &ctx.counted.whole_policy;
@@ -144,11 +143,11 @@ fn sent_by_stages(ctx: &Context<'_>, stage: PipelineStage) -> u64 {
     2 * ctx.parallel.replicated().weights(body.fold(ends, u64::max))
 }
 
-/// What cutting a share of the weights takes on the host besides: where devices share them out, the message that
-/// gathers a unit, and the whole parameters that are made of it; else the part of a matrix that is kept.
+/// Host bytes of cutting a shard of the weights: under ZeRO-3, the message that gathers a unit, and the whole
+/// parameters that are made of it; else the part of a matrix that is kept.
 fn cutting(ctx: &Context<'_>) -> MemoryUsage {
     // gathered as they are trained, whatever they are sampled in
-    let trained = Sizes::of(ctx.arch, ctx.lora);
+    let trained = Sizes::new(ctx.arch, ctx.lora);
     let bytes = if ctx.training.gathers() {
         2 * trained.largest_shared_unit()
     } else {
@@ -168,8 +167,7 @@ fn chosen(ctx: &Context<'_>, logits: u64, copies: u64) -> MemoryUsage {
     whole.on_device(Category::Head, ctx.parallel.tensor_share(logits)).on_host(Category::Communication, 2 * logits)
 }
 
-/// What a sum of a row of each token over devices that share matrices takes on the host: what is sent, received and
-/// made of it.
+/// Host bytes of an all-reduce of a row per token over tensor-parallel devices: what is sent, received and made of it.
 fn summed(ctx: &Context<'_>, tokens: u64) -> MemoryUsage {
     let row = ctx.widths.row(tokens);
     let bytes = if ctx.parallel.tensor > 1 { 3 * row } else { 0 };
@@ -178,13 +176,13 @@ fn summed(ctx: &Context<'_>, tokens: u64) -> MemoryUsage {
 
 /// The pools of keys and values, and of states, where `rows` of `all` sequences are sampled at a time; on the host the
 /// table of routes.
-fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> MemoryUsage {
+fn kv_cache(ctx: &Context<'_>, rows: u64, sequences: u64) -> MemoryUsage {
     let w = ctx.workload;
     let demand = KvCacheDemand {
         sequences: rows as usize,
         longest: w.length() as usize,
         prefill_tokens: w.max_num_batched_tokens.max(rows) as usize,
-        total: usize::try_from(all).unwrap_or(usize::MAX),
+        total: usize::try_from(sequences).unwrap_or(usize::MAX),
         dtype: w.kv_cache_dtype,
         width: ctx.sizes.width as usize,
     };
@@ -192,15 +190,14 @@ fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> MemoryUsage {
     // few key heads go to several devices
     let tensor = ctx.parallel.tensor;
     let copies = (tensor / ctx.arch.num_kv_heads as u64).max(1);
-    let bytes = ctx.parallel.cache(copies * demand.bytes(ctx.arch, &blocks));
+    let bytes = ctx.parallel.inside(copies * demand.bytes(ctx.arch, &blocks));
     // states come on top of what is limited: they are as large whatever the sequences' lengths are
     let [recurrent, convolution] = ctx.arch.state_numbers();
     let state = F32 * recurrent as u64 + ctx.sizes.width * convolution as u64;
     let states = state_slots(rows as usize) as u64 * state;
-    let pools = bytes.min(w.kv_cache_bytes.unwrap_or(u64::MAX)) + ctx.parallel.cache(states);
+    let pools = bytes.min(w.kv_cache_bytes.unwrap_or(u64::MAX)) + ctx.parallel.inside(states);
     // a limit below one sequence is refused elsewhere
-    let limited = demand.blocks(ctx.arch, w.kv_cache_bytes);
-    let routes = limited.map_or(0, |blocks| route_bytes(ctx.arch, &blocks));
+    let routes = demand.blocks(ctx.arch, w.kv_cache_bytes).map_or(0, |blocks| route_bytes(ctx.arch, &blocks));
     MemoryUsage::default().on_device(Category::KvCache, pools).on_host(Category::KvCache, routes as u64)
 }
 
@@ -211,7 +208,7 @@ pub(crate) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
         Activity::Pass(role) => role.category(),
         _ => ctx.role.category(),
     };
-    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
+    let head = HeadCost::new(ctx.arch, plan.head_rows, ctx.profile);
     let row = ctx.parallel.between(ctx.widths.row(shape.tokens));
     // rows that wait for a stage, and those that it reads or sends
     let passed = if ctx.stage.is_some() { 3 * row } else { 0 };

@@ -1,11 +1,10 @@
 //! Numbers of parameters, by what holds them.
 
 use crate::estimate::{BaseSizes, ExpertSizes, LayerSet, SUBLAYERS};
-use firebrick_arch::Arch;
-use firebrick_arch::PipelineStage;
 use firebrick_arch::arch::{HeadKind, Mixer};
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
+use firebrick_arch::{Arch, PipelineStage};
 use firebrick_spec::{Backend, DeviceProfile};
 use std::ops::Range;
 
@@ -35,20 +34,17 @@ pub(crate) struct QuantizedWeights {
     /// Numbers of them, and of the largest.
     pub numbers: u64,
     pub largest: u64,
-    /// Rows up to which a product widens numbers as it reads them. With more the matrix is widened first.
+    /// Rows up to which a matmul widens numbers as it reads them. With more the matrix is widened first.
     pub max_fused_rows: u64,
-    /// Whether such a product is in the precision that is sampled in, on tensor cores; it is in f32 elsewhere.
+    /// True if such a matmul is in the precision that is sampled in, on tensor cores; it is in f32 elsewhere.
     pub tensor_cores: bool,
 }
 
 impl QuantizedWeights {
-    /// Of an architecture's layers, sampled in weights of so many bytes.
-    pub fn of(arch: &Arch, profile: &DeviceProfile, width: u64) -> Self {
+    /// The matrices of an architecture's layers, sampled in weights of `width` bytes.
+    pub fn new(arch: &Arch, profile: &DeviceProfile, width: u64) -> Self {
         let shapes: Vec<([usize; 2], u64)> = sublayers(arch)
-            .flat_map(|(sublayer, count)| {
-                let specs = unit_specs(arch, sublayer).into_iter();
-                specs.map(move |spec| (spec, count))
-            })
+            .flat_map(|(sublayer, count)| unit_specs(arch, sublayer).into_iter().map(move |spec| (spec, count)))
             .filter(|(spec, _)| spec.slot.is_linear())
             .map(|(spec, count)| (spec.rows_cols(), count))
             .collect();
@@ -74,7 +70,7 @@ impl QuantizedWeights {
 pub struct Sizes {
     /// The embedding.
     pub embedding: u64,
-    /// One sublayer of each kind; none where there are no such layers.
+    /// One sublayer of each kind; none if there are no such layers.
     sublayers: [u64; SUBLAYERS],
     experts: ExpertSizes,
     /// Final norm and, where it is not the embedding, the projection.
@@ -83,7 +79,7 @@ pub struct Sizes {
     pub layers: u64,
     /// The largest matrix.
     pub largest: u64,
-    /// The projection that the head uses, whoever owns it; 0 on a stage without the head.
+    /// The head's projection, tied or not; 0 on a stage without the head.
     pub projection: u64,
     /// Which layers have linear attention.
     linear_layers: LayerSet,
@@ -93,38 +89,35 @@ pub struct Sizes {
     value: u64,
     /// The largest matrix that is trained.
     pub largest_trained: u64,
-    /// Bytes of a weight that is not in few bits.
+    /// Bytes of a weight that is not quantized.
     pub width: u64,
-    /// Matrices of layers in few bits.
+    /// Quantized matrices of layers.
     pub(crate) base: BaseSizes,
 }
 
 impl Sizes {
     /// Counts an architecture's parameters. With adapters they alone are trained.
-    #[must_use]
-    pub fn of(arch: &Arch, lora: Option<&LoraConfig>) -> Self {
-        Self::of_stage(arch, lora, None)
+    pub fn new(arch: &Arch, lora: Option<&LoraConfig>) -> Self {
+        Self::for_stage(arch, lora, None)
     }
 
-    /// Counts those of a stage, where layers are divided; a tied matrix is on the first and on the last.
-    pub(crate) fn of_stage(arch: &Arch, lora: Option<&LoraConfig>, stage: Option<PipelineStage>) -> Self {
-        let layers = stage.map_or(0..arch.num_layers, |own| own.layers(arch.num_layers));
-        let has = |end: UnitKind| stage.is_none_or(|own| own.has(arch, end));
+    /// Counts the parameters of a pipeline stage; a tied matrix is on the first and on the last.
+    pub(crate) fn for_stage(arch: &Arch, lora: Option<&LoraConfig>, stage: Option<PipelineStage>) -> Self {
+        let layers = stage.map_or(0..arch.num_layers, |stage| stage.layers(arch.num_layers));
+        let has = |end: UnitKind| stage.is_none_or(|stage| stage.has(arch, end));
         let specs = |kind| {
             let mut specs = unit_specs(arch, kind);
-            let own = lora.map_or_else(Vec::new, |l| l.specs(&specs));
-            specs.extend(own);
+            let adapters = lora.map_or_else(Vec::new, |l| l.specs(&specs));
+            specs.extend(adapters);
             specs
         };
         let trained = |spec: &&ParamSpec| lora.is_none() || spec.slot.is_adapter() || spec.slot == Slot::Value;
         let count = |specs: &[ParamSpec]| specs.iter().map(|s| s.numel() as u64).sum::<u64>();
-        let adapters = |specs: &[ParamSpec]| {
-            let own = specs.iter().filter(|s| s.slot.is_adapter());
-            own.map(|s| s.numel() as u64).sum::<u64>()
-        };
+        let adapters =
+            |specs: &[ParamSpec]| specs.iter().filter(|s| s.slot.is_adapter()).map(|s| s.numel() as u64).sum::<u64>();
         let ends = [UnitKind::Embedding, UnitKind::Head].map(|end| if has(end) { specs(end) } else { Vec::new() });
         let sublayers = Sublayer::ALL.map(|sublayer| sublayer.unit(arch, layers.clone()).map_or_else(Vec::new, specs));
-        let all = || ends.iter().chain(&sublayers).flatten();
+        let specs = || ends.iter().chain(&sublayers).flatten();
         let largest =
             |specs: &mut dyn Iterator<Item = &ParamSpec>| specs.map(ParamSpec::numel).max().unwrap_or(0) as u64;
         let projection = match arch.head {
@@ -136,17 +129,17 @@ impl Sizes {
         Self {
             embedding: count(&ends[0]),
             sublayers: sublayers.map(count),
-            linear_layers: LayerSet::of(Sublayer::Linear.layers(arch, layers.clone())),
-            experts: ExpertSizes::of(arch, &layers, sublayers[Sublayer::Experts as usize]),
+            linear_layers: LayerSet::new(Sublayer::Linear.layers(arch, layers.clone())),
+            experts: ExpertSizes::new(arch, &layers, sublayers[Sublayer::Experts as usize]),
             head: count(&ends[1]),
             layers: layers.len() as u64,
-            largest: largest(&mut all()),
+            largest: largest(&mut specs()),
             projection: projection as u64,
             adapters: lora.map(|_| sublayers.map(adapters)),
             value: if arch.joint_value_head && has(UnitKind::Head) { arch.hidden_size as u64 } else { 0 },
-            largest_trained: largest(&mut all().filter(trained)),
+            largest_trained: largest(&mut specs().filter(trained)),
             width: arch.precision.width(),
-            base: BaseSizes::of(arch, sublayers),
+            base: BaseSizes::new(arch, sublayers),
         }
     }
 
@@ -171,10 +164,10 @@ impl Sizes {
         self.over_sublayers(|sublayer| self.sublayer_bytes(sublayer)) + self.end_bytes()
     }
 
-    /// Bytes of all parameters that any of so many tokens goes through.
+    /// Bytes of all parameters that `tokens` tokens use.
     pub(crate) fn used_bytes(&self, tokens: u64) -> u64 {
         let sublayer = Sublayer::Experts as usize;
-        // a shared expert's codes have as many bytes a number as those of the others
+        // a shared expert's codes have as many bytes per number as those of the others
         let matrices = match self.base.numbers[sublayer] {
             0 => self.width * self.experts.matrices,
             numbers => {
@@ -186,42 +179,41 @@ impl Sizes {
         self.bytes() - self.experts.unused_of(each, tokens as f64)
     }
 
-    /// Numbers of the body that are in few bits.
-    pub(crate) fn in_few_bits(&self) -> u64 {
+    /// Numbers of the body that are quantized.
+    pub(crate) fn quantized_elements(&self) -> u64 {
         self.over_sublayers(|sublayer| self.base.numbers[sublayer as usize])
     }
 
-    /// Those of them that so many tokens go through: they alone are widened.
-    pub(crate) fn widened_by(&self, tokens: f64) -> u64 {
+    /// Quantized elements that `tokens` tokens use, which are dequantized.
+    pub(crate) fn dequantized_elements(&self, tokens: f64) -> u64 {
         let unused = match self.base.numbers[Sublayer::Experts as usize] {
             0 => 0,
             _ => self.experts.unused_of(self.experts.matrices, tokens),
         };
-        self.in_few_bits() - unused
+        self.quantized_elements() - unused
     }
 
     /// Numbers of the body that are read as they are while completions are sampled: of experts and their adapters, and
-    /// in few bits.
+    /// quantized.
     pub(crate) fn read_in_place(&self) -> u64 {
         let matrices = match self.base.numbers[Sublayer::Experts as usize] {
             0 => self.experts.matrices,
             _ => 0,
         };
-        self.in_few_bits() + self.experts.layers.count() * (matrices + self.experts.adapters)
+        self.quantized_elements() + self.experts.layers.count() * (matrices + self.experts.adapters)
     }
 
     /// A sum over all sublayers of the body.
     fn over_sublayers(&self, of: impl Fn(Sublayer) -> u64) -> u64 {
-        let all = Sublayer::ALL.into_iter();
-        all.map(|sublayer| self.count(sublayer) * of(sublayer)).sum()
+        Sublayer::ALL.into_iter().map(|sublayer| self.count(sublayer) * of(sublayer)).sum()
     }
 
-    /// Whether the head's projection is the embedding; not on a stage without the head.
+    /// True if the head's projection is the embedding; not on a stage without the head.
     pub(crate) fn is_tied(&self) -> bool {
         self.head < self.projection
     }
 
-    /// Whether weights are rounded copies of f32 masters.
+    /// True if weights are rounded copies of f32 masters.
     pub(crate) fn is_half(&self) -> bool {
         self.width < F32
     }
@@ -235,7 +227,6 @@ impl Sizes {
     }
 
     /// Parameters that are trained.
-    #[must_use]
     pub fn trained(&self) -> u64 {
         match self.adapters {
             None => self.total(),
@@ -243,7 +234,7 @@ impl Sizes {
         }
     }
 
-    /// Whether embedding and head are trained: `numbers` of theirs, or none.
+    /// Trained elements of embedding and head: all of `numbers`, or none with adapters.
     pub(crate) fn trained_ends(&self, numbers: u64) -> u64 {
         if self.adapters.is_some() { 0 } else { numbers }
     }
@@ -265,7 +256,6 @@ impl Sizes {
     }
 
     /// Everything between embedding and head that one token goes through.
-    #[must_use]
     pub fn active_body(&self) -> u64 {
         self.body() - self.experts.unused(1.0)
     }
@@ -281,12 +271,11 @@ impl Sizes {
     }
 
     /// All parameters, tied ones once.
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.body() + self.ends()
     }
 
-    /// Bytes of the largest unit that devices share out under ZeRO-3: tied ends are whole on each of them.
+    /// Bytes of the largest unit that devices shard under ZeRO-3: tied ends are whole on each of them.
     pub(crate) fn largest_shared_unit(&self) -> u64 {
         let body = self.kinds().map(|sublayer| self.sublayer_bytes(sublayer));
         let ends = if self.is_tied() { 0 } else { self.width * self.embedding.max(self.head) };
@@ -302,10 +291,10 @@ impl Sizes {
         self.sublayer_elements(self.sublayer(index))
     }
 
-    /// What a unit of the body is.
+    /// The kind of a unit of the body.
     pub(crate) fn sublayer(&self, unit: usize) -> Sublayer {
         let layer = (unit - 1) / 2;
-        if !is_mixer(unit) {
+        if unit.is_multiple_of(2) {
             if self.experts.layers.has(layer) { Sublayer::Experts } else { Sublayer::Mlp }
         } else if self.linear_layers.has(layer) {
             Sublayer::Linear
@@ -350,9 +339,4 @@ impl Sublayer {
             Self::Mlp | Self::Experts => UnitKind::Mlp(layer),
         })
     }
-}
-
-/// Whether a unit of the body is a mixer: the chain is embedding, (mixer, feed-forward) × layers, head.
-fn is_mixer(unit: usize) -> bool {
-    unit % 2 == 1
 }

@@ -1,34 +1,34 @@
-//! State of a run, whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters of `w`
-//! bytes: 4, or 2 in half precision; with adapters, gradients, masters and moments are the adapters' alone.
+//! State of a run: weights, gradients, masters, moments. `P` parameters of `w` bytes: 4, or 2 in half precision; with
+//! adapters, gradients, masters and moments are the adapters' alone.
 //!
 //! | held | bytes | where |
 //! |---|---|---|
-//! | weights | w P; in few bits those of `quantized_base` | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
+//! | weights | w P; if quantized, the bytes of `quantized_base` | device; streamed: host, and `1 + prefetch` segments on the device while the model runs; all of them during sampling |
 //! | gradients | 4 P | device, or host as each segment is complete; with the update in the backward pass one segment's, on the last micro-batch |
 //! | masters | 4 P · fraction; 4 P in half precision | host, with the optimizer there; in half precision with the moments, wherever they are |
 //! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |
-//! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own; shared out where the policy's are |
+//! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own; sharded where the policy's are |
 //! | critic | all of the policy's rows, with its own `P` | as its own plan says |
 //!
 //! The norm of the gradient squares parts of at most 2²³ numbers. An update works on slices of at most 2²¹ elements and
 //! needs a few times that.
 
-use crate::estimate::{F32, MemoryUsage, Parallel, Sizes};
-use crate::{ModelPlan, Plan, Role, Segment, Zero};
+use crate::estimate::{Context, F32, MemoryUsage, Parallel, Sizes};
+use crate::{ModelPlan, Role, Segment, Zero};
 use firebrick_spec::{Category, Home, KernelTable, Operation};
 
 /// Elements that an update works on at a time.
 const SLICE: u64 = 1 << 21;
 
 /// Elements of a gradient that its norm squares at a time.
-const SQUARED_AT_ONCE: u64 = 1 << 23;
+const NORM_CHUNK: u64 = 1 << 23;
 
 /// Work of a run at a moment, as far as it decides where whole models wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
     /// The policy samples.
     Sample,
-    /// Shares of the policy sample, which are held besides.
+    /// The policy samples from shards that exist next to its training weights.
     SampleOnGroups,
     /// A model scores or trains.
     Pass(Role),
@@ -59,26 +59,7 @@ enum Presence {
     Idle,
 }
 
-/// The models of a run on one device.
-#[derive(Clone, Copy)]
-pub(crate) struct Models<'a> {
-    /// Those that are trained.
-    pub trained: &'a [(Role, Sizes)],
-    /// How many of them, from the first on, have optimizer state.
-    pub updated: usize,
-    /// The whole policy, which samples.
-    pub sampled: &'a Sizes,
-    /// Reward models.
-    pub rewards: &'a [(&'a ModelPlan, Sizes)],
-    /// Where the plan keeps what they hold.
-    pub plan: &'a Plan,
-    /// How devices share models while they train.
-    pub training: &'a Parallel,
-    /// How they share the policy while it samples.
-    pub sampling: &'a Parallel,
-}
-
-impl Models<'_> {
+impl Context<'_> {
     /// Bytes of all models' weights, and of the optimizer state of those that have any.
     pub fn resident(&self, doing: Activity) -> MemoryUsage {
         let mut held = MemoryUsage::default();
@@ -86,7 +67,7 @@ impl Models<'_> {
             let (plan, presence) = (&self.plan.models[role], doing.presence(*role));
             let state = ModelState { sizes, plan, parallel: self.training };
             held += match presence {
-                Presence::Whole => ModelState { sizes: self.sampled, plan, parallel: self.sampling },
+                Presence::Whole => ModelState { sizes: &self.counted.whole_policy, plan, parallel: self.parallel },
                 Presence::Running | Presence::Idle => state,
             }
             .weights(role.category(), presence);
@@ -230,8 +211,7 @@ impl<'a> ModelState<'a> {
         }
         let ahead = (visit + 1..=visit + self.plan.prefetch).map(|visit| self.visited(visit, trains));
         let (there, largest) = ahead.fold((0, 0), |(sum, most), bytes: u64| (sum + bytes, bytes.max(most)));
-        let under_way = self.parallel.gathering(largest, home);
-        under_way.on_host(Category::Communication, self.whole(there - largest))
+        self.parallel.gathering(largest, home).on_host(Category::Communication, self.whole(there - largest))
     }
 
     /// Buffers while a pass waits for the weights of the visit that gathers most.
@@ -257,7 +237,7 @@ impl<'a> ModelState<'a> {
         })
     }
 
-    /// Moments, and masters where there are any.
+    /// Moments, and masters if there are any.
     fn optimizer(&self, updates: bool) -> MemoryUsage {
         let Self { sizes, plan, parallel } = *self;
         let (optimizer, total) = (&plan.optimizer, sizes.trained());
@@ -295,7 +275,7 @@ impl<'a> ModelState<'a> {
         let part = |elements: u64| largest.min(F32 * elements);
         let temporaries = part(SLICE) * plan.optimizer.moments.temporaries(kernels.uses(Operation::AdamW));
         let bytes = match (plan.optimizer.home, plan.grads) {
-            (Home::Device, Home::Device) => part(SQUARED_AT_ONCE).max(temporaries),
+            (Home::Device, Home::Device) => part(NORM_CHUNK).max(temporaries),
             (Home::Device, Home::Host) => temporaries,
             // the new weight on its way up, where it lives on the device
             (Home::Host, _) if plan.ends == Home::Device => parallel.optimizer(sizes.width * sizes.largest_trained),

@@ -10,18 +10,18 @@
 //! the head on the last.
 
 use crate::estimate::{Activity, Context, F32, HeadCost, MemoryUsage, ModelState, PeakUsage, Sublayer};
-use crate::{ActivationPolicy, ModelPlan, Order, Segment};
+use crate::{ActivationPolicy, ModelPlan, Order, Role, Segment};
 use firebrick_arch::PipelineStage;
 use firebrick_spec::{Backend, Category, Home};
 
 /// Device bytes of a sublayer in a micro-batch.
 #[derive(Clone, Copy, Default)]
 struct SublayerBytes {
-    /// What its graph keeps, its input apart.
+    /// Kept by its graph, without its input.
     kept: u64,
     /// Scores of attention among it.
     scores: u64,
-    /// What its backward has besides.
+    /// Buffers of its backward.
     backward: MemoryUsage,
 }
 
@@ -36,8 +36,8 @@ pub(crate) struct BackwardPass<'a> {
     /// Micro-batches whose kept inputs live at the same time.
     copies: u64,
     /// Micro-batches under way: on a stage of a pipeline those that went forward and not backward.
-    under_way: u64,
-    /// Whether an earlier micro-batch left a gradient for every parameter.
+    in_flight: u64,
+    /// True if an earlier micro-batch left a gradient for every parameter.
     full: bool,
     /// Numbers that are trained.
     trained: u64,
@@ -46,7 +46,7 @@ pub(crate) struct BackwardPass<'a> {
     sublayers: [SublayerBytes; Sublayer::ALL.len()],
     /// Graphs that are kept by the segments before each, and by all.
     graphs: Vec<MemoryUsage>,
-    /// The same of inputs: how many are kept on the device, and on the host.
+    /// Inputs that are kept by the segments before each, and by all: on the device, and on the host.
     inputs: Vec<[u64; 2]>,
 }
 
@@ -59,14 +59,14 @@ impl<'a> BackwardPass<'a> {
             Order::MicroMajor => 1,
             Order::SegmentMajor => micros,
         };
-        let under_way = ctx.under_way().min(micros);
+        let in_flight = ctx.in_flight().min(micros);
         let mut pass = Self {
             plan,
             base: ctx.resident(Activity::Pass(ctx.role))
-                + ctx.batch_buffers(shape, plan.attention_rows, copies.max(under_way)),
+                + ctx.batch_buffers(shape, plan.attention_rows, copies.max(in_flight)),
             row: ctx.parallel.between(ctx.widths.row(shape.tokens)),
             copies,
-            under_way,
+            in_flight,
             // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
             full: micros > copies,
             trained: ctx.sizes.trained(),
@@ -79,7 +79,7 @@ impl<'a> BackwardPass<'a> {
         for sublayer in ctx.sizes.kinds() {
             pass.sublayers[sublayer as usize] = pass.sublayer(sublayer);
         }
-        pass.add_up();
+        pass.sum_segments();
         pass
     }
 
@@ -91,7 +91,7 @@ impl<'a> BackwardPass<'a> {
             + widths.widened(sublayer, true, shape.tokens, parallel);
         // a part of a sum over devices ends a graph
         let part = if parallel.tensor > 1 { self.row } else { 0 };
-        let mut found = SublayerBytes {
+        let mut bytes = SublayerBytes {
             kept: widths.bytes(widths.kept(sublayer), shape.tokens, parallel) + part,
             scores: 0,
             backward: MemoryUsage::default()
@@ -100,23 +100,23 @@ impl<'a> BackwardPass<'a> {
         };
         if sublayer == Sublayer::Attention {
             let [kept, sent] = ctx.shared_attention(shape.tokens);
-            found.kept += kept;
-            found.scores = parallel.inside(F32 * widths.scores_kept(shape, rows));
+            bytes.kept += kept;
+            bytes.scores = parallel.inside(F32 * widths.scores_kept(shape, rows));
             let scores = F32 * widths.scores_extra(shape, rows);
-            found.backward = found
+            bytes.backward = bytes
                 .backward
                 .on_device(Category::Attention, parallel.inside(scores))
                 .on_device(Category::Buffers, sent);
         }
         if let (Sublayer::Linear, Some(linear)) = (sublayer, widths.linear()) {
             let buffers = F32 * linear.scratch(shape.tokens, shape.length);
-            found.backward = found.backward.on_device(Category::Attention, parallel.inside(buffers));
+            bytes.backward = bytes.backward.on_device(Category::Attention, parallel.inside(buffers));
         }
-        found
+        bytes
     }
 
     /// Adds up once what segments keep: every moment looks at the sum of some of the first.
-    fn add_up(&mut self) {
+    fn sum_segments(&mut self) {
         let (mut graphs, mut inputs) = (MemoryUsage::default(), [0; 2]);
         for segment in &self.plan.segments {
             self.graphs.push(graphs);
@@ -137,23 +137,23 @@ impl<'a> BackwardPass<'a> {
     /// Sees every moment.
     pub fn run(mut self, peak: &mut PeakUsage) {
         let (base, micros) = (self.base, self.ctx.micro_batches());
-        // the most that are under way, in a first backward pass where there are no more
-        self.full = micros > self.copies.max(self.under_way);
-        self.base = base + self.of_others(self.under_way - 1);
+        // the most that are under way, in a first backward pass if there are no more
+        self.full = micros > self.copies.max(self.in_flight);
+        self.base = base + self.kept_by_others(self.in_flight - 1);
         self.walk(peak);
         // and in the second one
-        if self.under_way > 1 && !self.full {
+        if self.in_flight > 1 && !self.full {
             self.full = true;
-            self.base = base + self.of_others(self.under_way - 2);
+            self.base = base + self.kept_by_others(self.in_flight - 2);
             self.walk(peak);
         }
         self.base = base;
         self.tied_ends(peak);
-        self.sums_at_the_end(peak);
+        self.reduces_at_end(peak);
     }
 
-    /// What so many other micro-batches keep.
-    fn of_others(&self, others: u64) -> MemoryUsage {
+    /// Kept activations of `others` other micro-batches.
+    fn kept_by_others(&self, others: u64) -> MemoryUsage {
         let last = self.plan.segments.len();
         let [stay, offloaded] = self.inputs[last].map(|count| count * self.row * others);
         let kept =
@@ -168,17 +168,16 @@ impl<'a> BackwardPass<'a> {
         if self.ctx.arch.tied && self.ctx.stage.is_some_and(two) {
             let sizes = &self.ctx.sizes;
             let bytes = F32 * sizes.trained_ends(sizes.embedding);
-            let held = self.with_gradients(self.base, self.trained, 0);
-            let sum = held.on_host(Category::Communication, 2 * bytes);
+            let sum = self.with_gradients(self.base, self.trained, 0).on_host(Category::Communication, 2 * bytes);
             peak.record("the sum of a tied matrix's gradients", sum);
         }
     }
 
     /// Gradients that devices sum when all micro-batches are done, unit by unit in their order, and keep their shares
     /// of.
-    fn sums_at_the_end(&self, peak: &mut PeakUsage) {
+    fn reduces_at_end(&self, peak: &mut PeakUsage) {
         let ctx = self.ctx;
-        if !ctx.parallel.sums_at_the_end() {
+        if !ctx.parallel.reduces_at_end() {
             return;
         }
         let (mut left, mut summed, mut largest) = (self.trained, 0, 0);
@@ -197,7 +196,7 @@ impl<'a> BackwardPass<'a> {
         }
     }
 
-    /// What summing so many gradients over devices takes.
+    /// Buffers of summing `elements` gradients over devices.
     fn summing(&self, numbers: u64) -> MemoryUsage {
         self.ctx.parallel.summing(numbers, self.plan.grads)
     }
@@ -219,7 +218,7 @@ impl<'a> BackwardPass<'a> {
             peak.record("rows on their way between stages", rows);
         }
         let sizes = &self.ctx.sizes;
-        let on_the_way = self.ctx.parallel.sums_on_the_way();
+        let on_the_way = self.ctx.parallel.reduces_each_pass();
         let mut done = 0;
         if self.ctx.has_head() {
             peak.record("the head", self.head(forward));
@@ -234,16 +233,16 @@ impl<'a> BackwardPass<'a> {
         }
         for (index, segment) in self.plan.segments.iter().enumerate().rev() {
             self.segment(index, segment, done, peak);
-            if !self.updates_at_once() {
+            if !self.updates_in_backward() {
                 done += self.numbers(segment);
             }
         }
         if !self.ctx.embeds() {
             return;
         }
-        let all = if self.updates_at_once() { sizes.trained_ends(sizes.embedding) } else { self.trained };
+        let trained = if self.updates_in_backward() { sizes.trained_ends(sizes.embedding) } else { self.trained };
         let rows = self.base.on_device(Category::Buffers, 2 * self.row * self.copies);
-        let held = self.with_gradients(rows, all, 0);
+        let held = self.with_gradients(rows, trained, 0);
         peak.record("the embedding's gradient", held);
         if on_the_way {
             let sum = held + self.summing(sizes.trained_ends(sizes.embedding));
@@ -252,12 +251,11 @@ impl<'a> BackwardPass<'a> {
     }
 
     fn numbers(&self, segment: &Segment) -> u64 {
-        let units = segment.units.clone();
-        units.map(|u| self.ctx.sizes.trained_unit(u)).sum()
+        segment.units.clone().map(|u| self.ctx.sizes.trained_unit(u)).sum()
     }
 
-    /// The update in the backward pass leaves no gradients behind, where no earlier micro-batch did.
-    fn updates_at_once(&self) -> bool {
+    /// The update in the backward pass leaves no gradients behind, if no earlier micro-batch did.
+    fn updates_in_backward(&self) -> bool {
         self.plan.optimizer.in_backward && !self.full
     }
 
@@ -276,15 +274,15 @@ impl<'a> BackwardPass<'a> {
         held.on_device(Category::KeptInputs, self.row * offloaded.min(flight))
     }
 
-    /// What the units of a segment before `end` keep, its first input apart.
+    /// Kept by the units of a segment before `end`, without its first input.
     fn graph(&self, segment: &Segment, end: usize) -> MemoryUsage {
         let (mut kept, mut scores) = (0, 0);
         for unit in segment.units.start..end {
-            let own = &self.sublayers[self.ctx.sizes.sublayer(unit) as usize];
+            let sublayer = &self.sublayers[self.ctx.sizes.sublayer(unit) as usize];
             // the output of every sublayer but the last is the next one's input
             let inner = if unit + 1 < end { self.row } else { 0 };
-            kept += own.kept + inner;
-            scores += own.scores;
+            kept += sublayer.kept + inner;
+            scores += sublayer.scores;
         }
         MemoryUsage::default().on_device(Category::LiveGraph, kept).on_device(Category::Attention, scores)
     }
@@ -303,8 +301,7 @@ impl<'a> BackwardPass<'a> {
         let ctx = self.ctx;
         let (at, ahead) = (count.saturating_sub(1), self.plan.prefetch);
         let fetched = self.state().fetched(at, ahead);
-        let held = self.ahead_of(count);
-        let held = held.on_device(ctx.role.category(), fetched);
+        let held = self.ahead_of(count).on_device(ctx.role.category(), fetched);
         if self.plan.segments.iter().all(|s| s.keep == ActivationPolicy::Graph) {
             return held;
         }
@@ -331,7 +328,7 @@ impl<'a> BackwardPass<'a> {
     fn head(&self, held: MemoryUsage) -> MemoryUsage {
         let ctx = self.ctx;
         let shape = ctx.head_shape(ctx.train_shape());
-        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile);
+        let cost = HeadCost::new(ctx.arch, self.plan.head_rows, ctx.profile);
         let sizes = &ctx.sizes;
         let weights = self.fetched_for_head();
         let projection = sizes.trained_ends(sizes.projection);
@@ -340,13 +337,14 @@ impl<'a> BackwardPass<'a> {
             (true, _) | (false, false) => projection,
             (false, true) => 2 * projection,
         };
-        let backward = ctx.parallel.tensor_share(cost.backward(shape, ctx.has_entropy()));
+        let entropy = ctx.workload.entropy && ctx.role == Role::Policy;
+        let backward = ctx.parallel.tensor_share(cost.backward(shape, entropy));
         let gradients = match self.plan.grads {
             Home::Device => fresh,
             // chunks are summed on the device before the sum leaves it
             Home::Host => projection * (1 + u64::from(cost.adds(shape, self.copies))),
         };
-        // what the product for the projection's gradient packs on the CPU
+        // what the matmul for the projection's gradient packs on the CPU
         let made = match projection {
             0 => 0,
             _ if ctx.profile.backend == Backend::Cpu => cost.packed(shape),
@@ -364,18 +362,18 @@ impl<'a> BackwardPass<'a> {
         let (plan, parallel, sizes) = (self.plan, self.ctx.parallel, &self.ctx.sizes);
         let last = plan.segments.len() - 1;
         if parallel.gathers() {
-            let own = if self.ctx.arch.tied { 0 } else { sizes.projection };
+            let projection = if self.ctx.arch.tied { 0 } else { sizes.projection };
             let kept = if plan.reshard_after_forward { 0 } else { self.state().fetched(last, 0) };
-            return parallel.replicated().weights(sizes.width * own) + kept;
+            return parallel.replicated().weights(sizes.width * projection) + kept;
         }
-        let own = match plan.ends {
+        let projection = match plan.ends {
             Home::Host => parallel.weights(sizes.width * sizes.projection),
             Home::Device => 0,
         };
         match plan.prefetch {
-            0 => own,
+            0 => projection,
             // the last segments' weights come already
-            n => own + self.state().fetched(last, n - 1),
+            n => projection + self.state().fetched(last, n - 1),
         }
     }
 
@@ -397,7 +395,7 @@ impl<'a> BackwardPass<'a> {
         let (mut fresh, mut added) = (0, 0);
         for unit in segment.units.clone().rev() {
             let sublayer = ctx.sizes.sublayer(unit);
-            let own = ctx.sizes.trained_unit(unit);
+            let trained = ctx.sizes.trained_unit(unit);
             let besides = self.sublayers[sublayer as usize].backward;
             let held = below + self.graph(segment, unit + 1) + besides;
             peak.record(
@@ -407,15 +405,15 @@ impl<'a> BackwardPass<'a> {
                     Sublayer::Mlp => "an MLP half's backward",
                     Sublayer::Experts => "the experts' backward",
                 },
-                // the largest matrix of a sublayer has about a third of it, and its product is made beside the others
-                self.with_gradients(held, done + added, fresh + own / 3),
+                // the largest matrix of a sublayer has about a third of it, and its matmul is made beside the others
+                self.with_gradients(held, done + added, fresh + trained / 3),
             );
             // attention that is computed again cuts the graph at every attention sublayer; elsewhere a segment is one
             // graph
-            if self.splits && sublayer != Sublayer::Linear && !ctx.parallel.sums_on_the_way() {
-                added += own;
+            if self.splits && sublayer != Sublayer::Linear && !ctx.parallel.reduces_each_pass() {
+                added += trained;
             } else {
-                fresh += own;
+                fresh += trained;
             }
         }
         let mut end = self.with_gradients(below, done + added, fresh);
@@ -423,10 +421,8 @@ impl<'a> BackwardPass<'a> {
             end += self.state().update_buffers(&ctx.profile.kernels);
         }
         peak.record("a segment's complete gradient", end);
-        if ctx.parallel.sums_on_the_way() {
-            let units = segment.units.clone();
-            let unit = units.map(|unit| ctx.sizes.trained_unit(unit)).max();
-            let unit = unit.unwrap_or(0);
+        if ctx.parallel.reduces_each_pass() {
+            let unit = segment.units.clone().map(|unit| ctx.sizes.trained_unit(unit)).max().unwrap_or(0);
             // what is in the message is no longer where it was, and what the segment gathered is gone
             let gathered = self.state().gathered_by(segment);
             let below = behind.on_device(ctx.role.category(), fetched - gathered);

@@ -54,7 +54,7 @@ pub struct MemoryUsage {
 }
 
 impl MemoryUsage {
-    /// The same and `bytes` more.
+    /// Adds `bytes`.
     pub fn and(mut self, home: Home, category: Category, bytes: u64) -> Self {
         let bytes_of = match home {
             Home::Device => &mut self.device,
@@ -64,12 +64,12 @@ impl MemoryUsage {
         self
     }
 
-    /// The same and `bytes` more on the device.
+    /// Adds `bytes` on the device.
     pub fn on_device(self, category: Category, bytes: u64) -> Self {
         self.and(Home::Device, category, bytes)
     }
 
-    /// The same and `bytes` more on the host.
+    /// Adds `bytes` on the host.
     pub fn on_host(self, category: Category, bytes: u64) -> Self {
         self.and(Home::Host, category, bytes)
     }
@@ -100,7 +100,7 @@ pub(crate) struct PeakUsage {
     pub device: CategoryBytes,
     /// Host bytes at the host's own peak.
     pub host: CategoryBytes,
-    /// What the phase does at the peak.
+    /// The work at the peak.
     pub moment: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What devices send each other: messages, bytes and seconds by kind.
+//! Traffic between devices: messages, bytes and seconds by kind.
 //!
 //! A group of `n` devices exchanges a buffer of `B` bytes in rings, in each machine and between machines. One device
 //! sends:
@@ -19,97 +19,64 @@ mod phases;
 pub mod weights;
 
 use crate::estimate::{EstimatePhase, Parallel};
+use crate::named::named;
 use firebrick_spec::Cluster;
 use serde::{Deserialize, Serialize};
 
-/// What a group of devices does with a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MessageKind {
-    /// A sum that all have.
-    AllReduce,
-    /// A sum of which each has a shard.
-    ReduceScatter,
-    /// Shards put together on all.
-    AllGather,
-    /// A block for each other.
-    AllToAll,
-    /// From one to the next.
-    Send,
-    /// Bytes of each, which all have; as many as each likes.
-    Exchange,
-}
-
-impl MessageKind {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::AllToAll, Self::Send, Self::Exchange];
-
-    /// Its name, that of the collective in `firebrick-backends`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllGather => "all_gather",
-            Self::AllToAll => "all_to_all",
-            Self::Send => "send",
-            Self::Exchange => "exchange",
-        }
+named! {
+    /// A collective operation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+    pub enum MessageKind {
+        /// A sum that all have.
+        AllReduce = "all_reduce",
+        /// A sum of which each has a shard.
+        ReduceScatter = "reduce_scatter",
+        /// Shards put together on all.
+        AllGather = "all_gather",
+        /// A block for each other.
+        AllToAll = "all_to_all",
+        /// From one to the next.
+        Send = "send",
+        /// Bytes of each, which all have; as many as each likes.
+        Exchange = "exchange",
     }
 }
 
-/// The devices that a message is exchanged among.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Axis {
-    /// Replicas, and with them the devices that share a sequence where gradients are summed.
-    Data,
-    /// Devices that share a sequence.
-    Sequence,
-    /// Devices that share matrices.
-    Tensor,
-    /// Stages.
-    Pipeline,
-}
-
-impl Axis {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Data, Self::Sequence, Self::Tensor, Self::Pipeline];
-
-    /// Its name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Data => "data",
-            Self::Sequence => "sequence",
-            Self::Tensor => "tensor",
-            Self::Pipeline => "pipeline",
-        }
+named! {
+    /// The devices that a message is exchanged among.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+    pub enum Axis {
+        /// Replicas, and with them the devices that share a sequence where gradients are summed.
+        Data = "data",
+        /// Devices that share a sequence.
+        Sequence = "sequence",
+        /// Devices that share matrices.
+        Tensor = "tensor",
+        /// Stages.
+        Pipeline = "pipeline",
     }
 }
 
-/// What one device sends.
+/// Traffic of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Operations.
     pub messages: u64,
     /// Bytes to other devices.
     pub bytes: u64,
-    /// How long a device waits for them, one after the other; 0 where links are not known.
+    /// Seconds that a device waits for them, one after the other; 0 if links are not known.
     pub seconds: f64,
 }
 
-/// What one device sends, by kind and by group. Of devices that send unlike amounts, the first, which sends most.
+/// Traffic of one device, by kind and by group: of the first device, which sends most.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Communication {
     sent: [[Traffic; Axis::ALL.len()]; MessageKind::ALL.len()],
 }
 
 impl Communication {
-    /// What is sent in operations of a kind in a kind of groups.
-    #[must_use]
-    pub fn of(&self, kind: MessageKind, along: Axis) -> Traffic {
+    /// Traffic of one kind along one axis.
+    pub fn get(&self, kind: MessageKind, along: Axis) -> Traffic {
         self.sent[kind as usize][along as usize]
     }
 
@@ -118,14 +85,13 @@ impl Communication {
         self.sent.iter().flatten().map(|sent| sent.seconds).sum()
     }
 
-    /// Leaves out so many seconds of gathers that run beside computation.
+    /// Subtracts `seconds` of gathers that overlap with computation.
     pub(crate) fn hide_gathers(&mut self, seconds: f64) {
-        let own = &mut self.sent[MessageKind::AllGather as usize][Axis::Data as usize];
-        own.seconds = (own.seconds - seconds).max(0.0);
+        let gathers = &mut self.sent[MessageKind::AllGather as usize][Axis::Data as usize];
+        gathers.seconds = (gathers.seconds - seconds).max(0.0);
     }
 
-    /// Adds so many operations of a kind in a group, each of `bytes` that a device sends and of a buffer of `buffer`
-    /// bytes.
+    /// Adds `messages` operations of a kind in a group: each sends `bytes`, of a buffer of `buffer` bytes.
     pub(crate) fn add(&mut self, (kind, group): (MessageKind, Group), messages: u64, bytes: u64, buffer: f64) {
         let sent = &mut self.sent[kind as usize][group.along as usize];
         sent.messages += messages;
@@ -133,7 +99,7 @@ impl Communication {
         sent.seconds += messages as f64 * group.seconds(kind, buffer);
     }
 
-    /// Adds so many operations on a buffer that is cut evenly.
+    /// Adds `messages` operations on a buffer that is divided evenly.
     pub(crate) fn even(&mut self, kind: MessageKind, group: Group, messages: u64, buffer: f64) {
         let others = (group.size - 1) as f64 / group.size as f64;
         let bytes = match kind {
@@ -155,11 +121,11 @@ impl Communication {
         self
     }
 
-    /// What there is, as a report has it.
+    /// Rows of a report: one per kind and axis.
     pub(crate) fn in_phase(&self, phase: EstimatePhase) -> Vec<PhaseTraffic> {
-        let all = MessageKind::ALL.into_iter().flat_map(|kind| Axis::ALL.map(|along| (kind, along)));
-        let some = all.filter_map(|(kind, along)| {
-            let Traffic { messages, bytes, seconds } = self.of(kind, along);
+        let pairs = MessageKind::ALL.into_iter().flat_map(|kind| Axis::ALL.map(|along| (kind, along)));
+        let some = pairs.filter_map(|(kind, along)| {
+            let Traffic { messages, bytes, seconds } = self.get(kind, along);
             (messages > 0).then_some(PhaseTraffic { phase, kind, along, messages, bytes, seconds })
         });
         some.collect()
@@ -169,24 +135,24 @@ impl Communication {
 impl std::ops::AddAssign for Communication {
     fn add_assign(&mut self, other: Self) {
         let pairs = self.sent.iter_mut().flatten();
-        for (own, more) in pairs.zip(other.sent.iter().flatten()) {
-            own.messages += more.messages;
-            own.bytes += more.bytes;
-            own.seconds += more.seconds;
+        for (sum, more) in pairs.zip(other.sent.iter().flatten()) {
+            sum.messages += more.messages;
+            sum.bytes += more.bytes;
+            sum.seconds += more.seconds;
         }
     }
 }
 
-/// What one device sends in a phase of a step.
+/// Traffic of one device in a phase of a step.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PhaseTraffic {
     /// The phase.
     pub phase: EstimatePhase,
-    /// What is done.
+    /// The collective operation.
     pub kind: MessageKind,
     /// Among which devices.
     pub along: Axis,
-    /// How often.
+    /// Number of operations.
     pub messages: u64,
     /// Bytes that one device sends to others.
     pub bytes: u64,
@@ -215,7 +181,7 @@ impl Group {
         Self { along, size: size.max(1), in_node, nodes: size.div_ceil(in_node).max(1), cluster }
     }
 
-    /// Seconds of one operation on a buffer of so many bytes.
+    /// Seconds of one operation on a buffer of `buffer` bytes.
     fn seconds(&self, kind: MessageKind, buffer: f64) -> f64 {
         let Some(Cluster { link, node_link, .. }) = self.cluster else {
             return 0.0;
@@ -244,12 +210,12 @@ impl Parallel {
     /// The devices of a kind of groups: those that share matrices lie next to each other, then those that share a
     /// sequence, then replicas; stages are furthest apart.
     pub(crate) fn group(&self, along: Axis) -> Group {
-        let both = self.tensor.saturating_mul(self.sequence);
+        let replica = self.tensor.saturating_mul(self.sequence);
         let (size, stride) = match along {
             Axis::Tensor => (self.tensor, 1),
             Axis::Sequence => (self.sequence, self.tensor),
-            Axis::Data => (self.data, both),
-            Axis::Pipeline => (self.pipeline, both.saturating_mul(self.data)),
+            Axis::Data => (self.data, replica),
+            Axis::Pipeline => (self.pipeline, replica.saturating_mul(self.data)),
         };
         Group::new(along, size, stride, self.cluster)
     }
@@ -281,8 +247,8 @@ mod tests {
             |nodes, devices, data| Parallel { data, cluster: Some(cluster(nodes, devices)), ..Parallel::default() };
         let buffer = 8e9;
         let gather = |p: &Parallel| seconds(MessageKind::AllGather, p, Axis::Data, buffer);
-        let near = |found: f64, expected: f64| {
-            assert!((found / expected - 1.0).abs() < 5e-3, "{found} {expected}");
+        let near = |seconds: f64, expected: f64| {
+            assert!((seconds / expected - 1.0).abs() < 5e-3, "{seconds} {expected}");
         };
         // 7/8 of 8 GB at 100 GB/s
         near(gather(&within(1, 8, 8)), 0.07);
@@ -290,11 +256,11 @@ mod tests {
         near(gather(&within(2, 8, 16)), 0.07 + 0.05);
         // a device a machine: all of it between machines
         near(gather(&within(8, 1, 8)), 0.7);
-        let both = within(2, 8, 16);
-        let summed = seconds(MessageKind::AllReduce, &both, Axis::Data, buffer);
-        near(summed, 2.0 * gather(&both));
+        let machines = within(2, 8, 16);
+        let summed = seconds(MessageKind::AllReduce, &machines, Axis::Data, buffer);
+        near(summed, 2.0 * gather(&machines));
         // 7 of 16 blocks inside, 8 outside
-        let blocks = seconds(MessageKind::AllToAll, &both, Axis::Data, buffer);
+        let blocks = seconds(MessageKind::AllToAll, &machines, Axis::Data, buffer);
         near(blocks, 0.035 + 0.4);
     }
 
@@ -321,10 +287,10 @@ mod tests {
     #[test]
     fn without_links_bytes_are_counted_and_seconds_are_not() {
         let parallel = Parallel { data: 4, ..Parallel::default() };
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         let group = parallel.group(Axis::Data);
-        found.even(MessageKind::AllReduce, group, 3, 1000.0);
-        let sent = found.of(MessageKind::AllReduce, Axis::Data);
+        traffic.even(MessageKind::AllReduce, group, 3, 1000.0);
+        let sent = traffic.get(MessageKind::AllReduce, Axis::Data);
         assert_eq!((sent.messages, sent.bytes, sent.seconds), (3, 4500, 0.0));
     }
 }

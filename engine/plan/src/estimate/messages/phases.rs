@@ -1,11 +1,11 @@
-//! What devices send each other in each phase of a step. Messages about weights and gradients are those of
+//! Traffic between devices in each phase of a step. Messages about weights and gradients are those of
 //! [`weights`](super::weights). Those of activations:
 //!
 //! | along | a layer's forward | its backward | besides |
 //! |---|---|---|---|
 //! | tensor | 2 all-reduces of n d numbers | 2 | one for the embedding; of a chunk of the head a gather of its scores and one of its gradient (arXiv:1909.08053) |
 //! | sequence | 2 all-to-alls: queries, keys, values; what attention gives | 2 | in layers with attention (arXiv:2309.14509) |
-//! | pipeline | a send of n d numbers a micro-batch, from each stage but the last | one, from each but the first | where the ends are tied, one of their gradient an update, from the first stage and the last |
+//! | pipeline | a send of n d numbers per micro-batch, from each stage but the last | one, from each but the first | where the ends are tied, one of their gradient an update, from the first stage and the last |
 //!
 //! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once
 //! more. While it scores, a stage says of all micro-batches but the last that it has taken their rows, in an empty
@@ -15,7 +15,7 @@
 //! heads) and one for the embedding, and gather the logits; and at the end of a run a fingerprint of its tokens. A
 //! prompt's first token comes with its forward pass.
 //!
-//! With `prefetch` above 0, weights that `ZeRO-3` shares out are gathered beside the computation, all but those of the
+//! With `prefetch` above 0, weights that `ZeRO-3` shards are gathered beside the computation, all but those of the
 //! first visit of a pass: as far as it lasts, the forward pass hides its gathers, and head and backward pass hide
 //! theirs. The trainer waits for every other message.
 
@@ -54,7 +54,7 @@ impl Context<'_> {
 
     /// Messages of activations.
     fn activations(&self, passes: &Passes) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         let Passes { shape, micros, forwards, backwards, .. } = *passes;
         let parallel = self.parallel;
         let tokens = (shape.tokens as f64) / parallel.sequence as f64;
@@ -63,16 +63,16 @@ impl Context<'_> {
         if parallel.tensor > 1 {
             let group = parallel.group(Axis::Tensor);
             let sums = 2 * (forwards + backwards) + u64::from(self.embeds());
-            found.even(MessageKind::AllReduce, group, micros * sums, row);
+            traffic.even(MessageKind::AllReduce, group, micros * sums, row);
             // the head a chunk of rows at a time: four numbers of each row's scores, and the gradient of the row
             let projects = self.arch.head == HeadKind::LanguageModel && self.has_head();
             let scored = shape.scored.div_ceil(parallel.sequence);
             let chunks = scored.div_ceil(passes.head_rows.max(1)).max(1) * u64::from(projects);
             let each = scored as f64 / chunks.max(1) as f64;
             let scores = (parallel.tensor * HEAD_NUMBERS * F32) as f64 * each;
-            found.even(MessageKind::AllGather, group, micros * chunks, scores);
+            traffic.even(MessageKind::AllGather, group, micros * chunks, scores);
             let rows = each * self.widths.row(1) as f64;
-            found.even(MessageKind::AllReduce, group, micros * chunks * trains, rows);
+            traffic.even(MessageKind::AllReduce, group, micros * chunks * trains, rows);
         }
         if parallel.sequence > 1 {
             let group = parallel.group(Axis::Sequence);
@@ -88,65 +88,68 @@ impl Context<'_> {
             let apart = tokens * dim * (queries + 2.0 * keys) / tensor;
             let back = tokens * dim * queries / tensor;
             for buffer in [apart, back] {
-                found.even(MessageKind::AllToAll, group, micros * each, buffer);
+                traffic.even(MessageKind::AllToAll, group, micros * each, buffer);
             }
         }
         if self.stage.is_some() {
             let group = parallel.group(Axis::Pipeline);
             let rows = u64::from(!self.has_head());
-            found.even(MessageKind::Send, group, micros * rows, row);
+            traffic.even(MessageKind::Send, group, micros * rows, row);
             let back = u64::from(!self.embeds());
             match trains {
-                0 => found.even(MessageKind::Send, group, micros.saturating_sub(1) * back, 0.0),
-                _ => found.even(MessageKind::Send, group, micros * back, row),
+                0 => traffic.even(MessageKind::Send, group, micros.saturating_sub(1) * back, 0.0),
+                _ => traffic.even(MessageKind::Send, group, micros * back, row),
             }
         }
-        found
+        traffic
     }
 
     /// The gradient of a tied matrix, which the first stage and the last send each other once an update.
     fn tied_ends_traffic(&self) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         let trained = self.sizes.trained_ends(self.sizes.embedding);
-        let two = self.stage.is_some_and(|own| own.is_first() || own.is_last());
+        let two = self.stage.is_some_and(|stage| stage.is_first() || stage.is_last());
         if two && self.arch.tied && trained > 0 {
             let group = self.parallel.group(Axis::Pipeline);
             let bytes = self.parallel.tensor_share(F32 * trained) as f64;
-            found.even(MessageKind::Send, group, 1, bytes);
+            traffic.even(MessageKind::Send, group, 1, bytes);
         }
-        found
+        traffic
     }
 
     /// The policy's units, each from the stage that has it to all others of the pipeline.
     fn stages_traffic(&self) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         let Some(stage) = self.stage else {
-            return found;
+            return traffic;
         };
         let group = self.training.group(Axis::Pipeline);
-        let (whole, own) = (&self.counted.whole_policy, &self.counted.policy);
-        let mut send = |all: u64, here: u64, bytes: u64| {
+        let (whole, here) = (&self.counted.whole_policy, &self.counted.policy);
+        let mut send = |count: u64, here: u64, bytes: u64| {
             let bytes = self.training.tensor_share(bytes);
             let others = (group.size - 1) * bytes;
             let (at, buffer) = ((MessageKind::Exchange, group), bytes as f64);
-            found.add(at, here, others, buffer);
-            found.add(at, all - here, 0, buffer);
+            traffic.add(at, here, others, buffer);
+            traffic.add(at, count - here, 0, buffer);
         };
         for sublayer in whole.kinds() {
-            send(whole.count(sublayer), own.count(sublayer), whole.sublayer_bytes(sublayer));
+            send(whole.count(sublayer), here.count(sublayer), whole.sublayer_bytes(sublayer));
         }
         // of two stages both have a tied matrix
         let embeds = u64::from(!(self.arch.tied && stage.stages() == 2));
         let first = embeds * u64::from(stage.is_first());
         send(embeds, first, whole.width * whole.embedding);
         send(1, u64::from(stage.is_last()), whole.width * whole.head);
-        found
+        traffic
     }
 
     /// A forward of all rollouts in micro-batches of a plan, with the weights that it gathers.
-    fn forward_traffic(&self, plan: &ModelPlan) -> Communication {
+    pub(crate) fn forward_traffic(&self, plan: &ModelPlan) -> Communication {
+        if !self.training.is_several() {
+            return Communication::default();
+        }
         let (shape, micros) = (self.score_shape(plan), seconds::score_micros(self, plan));
-        let mut found = self.activations(&Passes {
+        let mut traffic = self.activations(&Passes {
             shape,
             micros,
             forwards: self.sizes.layers,
@@ -158,34 +161,34 @@ impl Context<'_> {
         let mut gathers = weights.forward(rounds);
         let ahead = weights.ahead(gathers.seconds());
         gathers.hide_gathers(ahead.min(seconds::forward(self, plan)));
-        found += gathers;
-        found
+        traffic += gathers;
+        traffic
     }
 
     /// Weights made whole, and a sum of activations for every token.
     pub(crate) fn rollout_traffic(&self) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         let w = self.workload;
         if w.examples.is_some() || !self.training.is_several() {
-            return found;
+            return traffic;
         }
         let greedy = u64::from(w.greedy);
         // a group's shares are cut for each kind of sampling
         let times = if self.training.samples_on_groups() { 1 + greedy } else { 1 };
-        found += self.weights_of(self.model()).make_whole().times(times);
-        found += self.stages_traffic();
+        traffic += self.weights_of(self.model()).make_whole().times(times);
+        traffic += self.stages_traffic();
         let sampled = self.sampling();
         for group in [w.group.max(1), greedy] {
             if group > 0 {
-                found += sampled.sampled_traffic(group);
+                traffic += sampled.sampled_traffic(group);
             }
         }
-        found
+        traffic
     }
 
-    /// Activations while so many completions of every prompt are sampled.
+    /// Activations while `group` completions of every prompt are sampled.
     fn sampled_traffic(&self, group: u64) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         let (rows, waves) = sampling::sampled_rows(self, group);
         let w = self.workload;
         let waves = waves.ceil() as u64;
@@ -198,51 +201,38 @@ impl Context<'_> {
             let buffer = row * tokens as f64 / self.parallel.sequence as f64;
             if tensor.size > 1 {
                 let sums = 2 * self.sizes.layers + 1;
-                found.even(MessageKind::AllReduce, tensor, times * sums, buffer);
+                traffic.even(MessageKind::AllReduce, tensor, times * sums, buffer);
                 if self.arch.qk_norm == Some(QkNorm::Projection) {
                     let squares = (2 * F32 * tokens) as f64;
                     let layers = times * self.sizes.layers;
-                    found.even(MessageKind::AllReduce, tensor, layers, squares);
+                    traffic.even(MessageKind::AllReduce, tensor, layers, squares);
                 }
             }
         }
         if tensor.size > 1 {
             let part = F32 * (w.arch.vocab_size as u64).div_ceil(tensor.size);
             let logits = (tensor.size * (rows * part + F32 * FINGERPRINT)) as f64;
-            found.even(MessageKind::AllGather, tensor, waves + steps, logits);
+            traffic.even(MessageKind::AllGather, tensor, waves + steps, logits);
             let end = (tensor.size * FINGERPRINT) as f64;
-            found.even(MessageKind::AllGather, tensor, 1, end);
+            traffic.even(MessageKind::AllGather, tensor, 1, end);
         }
-        found
+        traffic
     }
 
     /// Scoring by policy and reference.
     pub(crate) fn score_traffic(&self) -> Communication {
-        let mut found = Communication::default();
-        if !self.training.is_several() {
-            return found;
-        }
-        let passes = seconds::score_passes(self.workload);
-        found += self.forward_traffic(self.plan.policy()).times(passes);
+        let mut traffic = self.forward_traffic(self.plan.policy()).times(seconds::score_passes(self.workload));
         if let Some(reference) = self.plan.reference() {
-            found += self.forward_traffic(reference);
+            traffic += self.forward_traffic(reference);
         }
-        found
+        traffic
     }
 
-    /// Weights that a reward model's passes gather, where devices share them out.
+    /// Weights that a reward model's passes gather, where devices shard them.
     pub(crate) fn reward_traffic(&self, index: usize) -> Communication {
         let plan = self.rewards[index].0;
-        if self.training.is_several() && plan.zero == Zero::Stage3 {
-            self.reward(index).forward_traffic(plan)
-        } else {
-            Communication::default()
-        }
-    }
-
-    /// The critic's values.
-    pub(crate) fn values_traffic(&self) -> Communication {
-        if self.training.is_several() { self.forward_traffic(self.model()) } else { Communication::default() }
+        let gathers = plan.zero == Zero::Stage3;
+        if gathers { self.reward(index).forward_traffic(plan) } else { Communication::default() }
     }
 
     /// Forward and backward of all micro-batches of a training step, given the seconds that an optimizer step computes:
@@ -252,7 +242,7 @@ impl Context<'_> {
             return Communication::default();
         }
         let (plan, micros) = (self.model(), self.micro_batches());
-        let mut found = self.activations(&Passes {
+        let mut traffic = self.activations(&Passes {
             shape: self.train_shape(),
             micros,
             forwards: self.sizes.layers + totals.recomputed_units / 2,
@@ -261,22 +251,21 @@ impl Context<'_> {
         });
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);
-        let mut own = totals.messages.in_rounds(rounds);
+        let mut weight_traffic = totals.messages.in_rounds(rounds);
         let seconds = |gathers: &Communication| gathers.times(rounds).seconds();
         let [first, again] = totals.messages.gathers.each_ref().map(seconds);
-        own.hide_gathers(weights.ahead(first).min(forward));
+        weight_traffic.hide_gathers(weights.ahead(first).min(forward));
         if weights.runs_ahead() {
-            own.hide_gathers(again.min(backward));
+            weight_traffic.hide_gathers(again.min(backward));
         }
-        found += own;
-        found += self.tied_ends_traffic();
-        found.times(seconds::steps(self))
+        traffic += weight_traffic;
+        traffic += self.tied_ends_traffic();
+        traffic.times(seconds::steps(self))
     }
 
     /// Updates of a training step.
     pub(crate) fn optimizer_traffic(&self) -> Communication {
-        let weights = self.weights_of(self.model());
-        weights.optimizer().times(seconds::steps(self))
+        self.weights_of(self.model()).optimizer().times(seconds::steps(self))
     }
 
     /// Everything that a step sends, by phase.
@@ -285,24 +274,23 @@ impl Context<'_> {
             return Vec::new();
         }
         let backward = |ctx: &Context<'_>| {
-            let totals = SegmentTotals::of(ctx);
+            let totals = SegmentTotals::new(ctx);
             ctx.backward_traffic(&totals, seconds::training_passes(ctx, &totals))
         };
-        let mut all = vec![
+        let mut phases = vec![
             (EstimatePhase::Rollout, self.rollout_traffic()),
             (EstimatePhase::Score, self.score_traffic()),
             (EstimatePhase::Backward, backward(self)),
             (EstimatePhase::Optimizer, self.optimizer_traffic()),
         ];
         for index in 0..self.rewards.len() {
-            all.push((EstimatePhase::Reward, self.reward_traffic(index)));
+            phases.push((EstimatePhase::Reward, self.reward_traffic(index)));
         }
         if let Some(critic) = self.critic() {
-            all.push((EstimatePhase::Values, critic.values_traffic()));
-            all.push((EstimatePhase::CriticBackward, backward(&critic)));
-            all.push((EstimatePhase::CriticOptimizer, critic.optimizer_traffic()));
+            phases.push((EstimatePhase::Values, critic.forward_traffic(critic.model())));
+            phases.push((EstimatePhase::CriticBackward, backward(&critic)));
+            phases.push((EstimatePhase::CriticOptimizer, critic.optimizer_traffic()));
         }
-        let each = all.into_iter();
-        each.flat_map(|(phase, sent)| sent.in_phase(phase)).collect()
+        phases.into_iter().flat_map(|(phase, sent)| sent.in_phase(phase)).collect()
     }
 }

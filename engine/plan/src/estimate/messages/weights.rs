@@ -16,7 +16,7 @@ use firebrick_spec::Home;
 struct UnitParams {
     /// Numbers of a device's part of all parameters, filled up.
     part: u64,
-    /// The same of those that are trained.
+    /// Elements of a device's part of the trained parameters, filled up.
     trained_part: u64,
     /// Trained parameters, and their numbers.
     count: u64,
@@ -26,21 +26,21 @@ struct UnitParams {
     summed: u64,
 }
 
-/// The units of a model that so many devices share out.
+/// The units of a sharded model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct UnitMessages {
     ends: [UnitParams; 2],
     sublayers: [UnitParams; Sublayer::ALL.len()],
     tied: bool,
-    /// Whether these are parameters of the first of several devices that share matrices; else messages are divided by
+    /// True if these are parameters of the first of several devices that share matrices; else messages are divided by
     /// their number.
     cut: bool,
 }
 
 impl UnitMessages {
-    /// Of an architecture that so many devices share, as so many replicas; with adapters they alone are trained.
-    /// Nothing is counted where there is one device.
-    pub fn of(arch: &Arch, lora: Option<&LoraConfig>, (replicas, tensor): (u64, u64)) -> Self {
+    /// The units of an architecture, sharded over `tensor` devices and `replicas` replicas; with adapters they alone
+    /// are trained. One device sends nothing.
+    pub fn new(arch: &Arch, lora: Option<&LoraConfig>, (replicas, tensor): (u64, u64)) -> Self {
         if replicas < 2 && tensor < 2 {
             return Self::default();
         }
@@ -50,13 +50,12 @@ impl UnitMessages {
         let partition = Partition::new(usize::try_from(replicas).unwrap_or(usize::MAX), 0);
         let unit = |kind: Option<UnitKind>| {
             let mut specs = kind.map_or_else(Vec::new, |kind| unit_specs(arch, kind));
-            let own = lora.map_or_else(Vec::new, |lora| lora.specs(&specs));
-            specs.extend(own);
+            let adapters = lora.map_or_else(Vec::new, |lora| lora.specs(&specs));
+            specs.extend(adapters);
             let mut params = UnitParams::default();
             for spec in &specs {
                 let numel = share.map_or(spec.numel(), |share| {
-                    let cut = share.trained_cut(arch, spec.slot);
-                    cut.shape(spec.rows_cols()).iter().product()
+                    share.trained_cut(arch, spec.slot).shape(spec.rows_cols()).iter().product()
                 });
                 params.add((spec, numel), lora.is_some(), partition);
                 let part = |share: TensorShare| share.has_part_of_gradient(arch, spec.slot);
@@ -74,11 +73,11 @@ impl UnitMessages {
         }
     }
 
-    /// The same on a stage, where layers are divided: with the ends that are there.
-    pub fn of_stage(mut self, arch: &Arch, stage: Option<PipelineStage>) -> Self {
+    /// Keeps the ends that a stage has.
+    pub fn for_stage(mut self, arch: &Arch, stage: Option<PipelineStage>) -> Self {
         let kinds = [UnitKind::Embedding, UnitKind::Head];
         for (end, kind) in self.ends.iter_mut().zip(kinds) {
-            if stage.is_some_and(|own| !own.has(arch, kind)) {
+            if stage.is_some_and(|stage| !stage.has(arch, kind)) {
                 *end = UnitParams::default();
             }
         }
@@ -93,8 +92,7 @@ impl UnitMessages {
     fn trained<'a>(&'a self, sizes: &'a Sizes) -> impl Iterator<Item = (&'a UnitParams, u64)> + use<'a> {
         let sublayers = Sublayer::ALL.map(|sublayer| (self.sublayer(sublayer), sizes.count(sublayer)));
         let ends = [(&self.ends[0], 1), (&self.ends[1], 1)];
-        let all = ends.into_iter().chain(sublayers);
-        all.filter(|(unit, times)| unit.count > 0 && *times > 0)
+        ends.into_iter().chain(sublayers).filter(|(unit, times)| unit.count > 0 && *times > 0)
     }
 }
 
@@ -111,12 +109,12 @@ impl UnitParams {
     }
 }
 
-/// Whether a parameter is trained, where there may be adapters.
+/// True if a parameter is trained, where there may be adapters.
 fn is_trained(spec: &ParamSpec, adapted: bool) -> bool {
     !adapted || spec.slot.is_adapter() || spec.slot == Slot::Value
 }
 
-/// What an optimizer step sends of a model's weights and gradients, whatever the number of its micro-batches.
+/// Traffic of weights and gradients in an optimizer step, for any number of micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrainingMessages {
     /// Weights that one forward pass and one backward pass gather.
@@ -128,15 +126,15 @@ pub(crate) struct TrainingMessages {
 }
 
 impl TrainingMessages {
-    /// In so many rounds.
+    /// The traffic of `rounds` rounds.
     pub fn in_rounds(&self, rounds: u64) -> Communication {
-        let mut found = self.each_round.times(rounds);
-        found += self.at_the_end;
-        found
+        let mut traffic = self.each_round.times(rounds);
+        traffic += self.at_the_end;
+        traffic
     }
 }
 
-/// Messages about one model: its units, their sizes, and how they are shared out.
+/// Messages about one model: its units, their sizes, and how they are sharded.
 pub(crate) struct ModelMessages<'a> {
     pub units: &'a UnitMessages,
     pub sizes: &'a Sizes,
@@ -174,7 +172,7 @@ impl ModelMessages<'_> {
         to.add((kind, group), times, (group.size - 1) * block, buffer);
     }
 
-    /// Weights of embedding and head, where they are shared out.
+    /// Weights of embedding and head, where they are sharded.
     fn gather_ends(&self, to: &mut Communication) {
         if !self.units.tied {
             for end in &self.units.ends {
@@ -185,8 +183,7 @@ impl ModelMessages<'_> {
 
     fn gather_segments(&self, to: &mut Communication) {
         let of = |segment: &Segment| {
-            let units = segment.units.clone();
-            units.map(|unit| self.units.sublayer(self.sizes.sublayer(unit)).part).sum()
+            segment.units.clone().map(|unit| self.units.sublayer(self.sizes.sublayer(unit)).part).sum()
         };
         for segment in &self.plan.segments {
             self.gather(to, 1, of(segment));
@@ -195,28 +192,28 @@ impl ModelMessages<'_> {
 
     /// Weights that a forward pass gathers.
     pub fn forward(&self, rounds: u64) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         if self.gathers() {
-            self.gather_ends(&mut found);
-            self.gather_segments(&mut found);
+            self.gather_ends(&mut traffic);
+            self.gather_segments(&mut traffic);
         }
-        found.times(rounds)
+        traffic.times(rounds)
     }
 
     /// Weights that are made whole for sampling, a unit a message.
     pub fn make_whole(&self) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         if self.gathers() {
-            self.gather_ends(&mut found);
+            self.gather_ends(&mut traffic);
             for sublayer in Sublayer::ALL {
-                self.gather(&mut found, self.sizes.count(sublayer), self.units.sublayer(sublayer).part);
+                self.gather(&mut traffic, self.sizes.count(sublayer), self.units.sublayer(sublayer).part);
             }
         }
-        found
+        traffic
     }
 
-    /// Rounds of an optimizer step in which gradients are summed or weights gathered, of so many micro-batches a
-    /// device.
+    /// Rounds of an optimizer step in which gradients are summed or weights gathered, of the given number of
+    /// micro-batches per device.
     pub fn rounds(&self, micros: u64) -> u64 {
         match self.plan.order {
             Order::MicroMajor => micros,
@@ -224,7 +221,7 @@ impl ModelMessages<'_> {
         }
     }
 
-    /// Whether gathers are under way while another visit computes. From GPU to GPU over NCCL, as shards that stay on
+    /// True if gathers are under way while another visit computes. From GPU to GPU over NCCL, as shards that stay on
     /// the device are, they are waited for: only what goes through the host does so beside the GPU's work.
     pub fn runs_ahead(&self) -> bool {
         let waited_for = self.parallel.nccl && self.plan.home_of_layers() == Home::Device;
@@ -254,7 +251,7 @@ impl ModelMessages<'_> {
         self.sum_gradients(&mut sums);
         let (mut each_round, mut at_the_end) = (gathers[0], Communication::default());
         each_round += gathers[1];
-        if self.parallel.sums_on_the_way() && self.plan.zero >= Zero::Stage2 {
+        if self.parallel.reduces_each_pass() && self.plan.zero >= Zero::Stage2 {
             each_round += sums;
             // tied ends are summed as the head has added to them, and again as the embedding has
             if self.units.tied {
@@ -302,39 +299,44 @@ impl ModelMessages<'_> {
 
     fn all_reduce(&self, to: &mut Communication, group: Group, numbers: u64, times: u64) {
         let len = self.part(numbers);
-        let own = len.div_ceil(group.size);
-        let bytes = F32 * (len - own + own * (group.size - 1));
+        let shard = len.div_ceil(group.size);
+        let bytes = F32 * (len - shard + shard * (group.size - 1));
         let at = (MessageKind::AllReduce, group);
         to.add(at, times, bytes, (F32 * len) as f64);
     }
 
     /// Weights that an update gathers from the devices that made them.
     pub fn optimizer(&self) -> Communication {
-        let mut found = Communication::default();
+        let mut traffic = Communication::default();
         if !self.shares() {
-            return found;
+            return traffic;
         }
         if !self.gathers() {
             for (unit, times) in self.units.trained(self.sizes) {
-                self.gather(&mut found, times, unit.trained_part);
+                self.gather(&mut traffic, times, unit.trained_part);
             }
         } else if self.units.tied {
             for end in self.units.ends.iter().filter(|end| end.count > 0) {
-                self.gather(&mut found, 1, end.trained_part);
+                self.gather(&mut traffic, 1, end.trained_part);
             }
         }
-        found
+        traffic
     }
 }
 
-/// What the first of so many data-parallel ranks sends in an optimizer step of a model under a plan, in which every
+/// Traffic of the first of `ranks` data-parallel ranks in an optimizer step of a model under a plan, in which every
 /// rank makes `rounds` passes: to be compared with what a run counts.
-#[must_use]
-pub fn of_update(arch: &Arch, lora: Option<&LoraConfig>, plan: &ModelPlan, ranks: u64, rounds: u64) -> Communication {
-    let (units, sizes) = (UnitMessages::of(arch, lora, (ranks, 1)), Sizes::of(arch, lora));
+pub fn update_traffic(
+    arch: &Arch,
+    lora: Option<&LoraConfig>,
+    plan: &ModelPlan,
+    ranks: u64,
+    rounds: u64,
+) -> Communication {
+    let (units, sizes) = (UnitMessages::new(arch, lora, (ranks, 1)), Sizes::new(arch, lora));
     let parallel = Parallel { data: ranks, zero: plan.zero, ..Parallel::default() };
     let messages = ModelMessages { units: &units, sizes: &sizes, plan, parallel: &parallel };
-    let mut all = messages.training().in_rounds(rounds);
-    all += messages.optimizer();
-    all
+    let mut traffic = messages.training().in_rounds(rounds);
+    traffic += messages.optimizer();
+    traffic
 }

@@ -1,4 +1,4 @@
-//! What messages between devices take on their way.
+//! Buffers of messages between devices.
 //!
 //! On the host, through which values pass, three times a unit's gradients in f32 while these are summed (the message,
 //! what is sent of it, what is received, and a device's part of the sum), and three times its weights while these are
@@ -15,10 +15,10 @@ use crate::estimate::{F32, MemoryUsage, Sizes};
 use firebrick_spec::{Category, Home};
 
 impl Parallel {
-    /// Whether devices sum the gradients of a whole optimizer step at its end, in buffers that are counted: through the
+    /// True if devices sum the gradients of a whole optimizer step at its end, in buffers that are counted: through the
     /// host those of whole gradients are not, since a plan is then one device's.
-    pub(crate) fn sums_at_the_end(&self) -> bool {
-        self.replicas() > 1 && !self.sums_on_the_way() && (self.nccl || self.shares())
+    pub(crate) fn reduces_at_end(&self) -> bool {
+        self.replicas() > 1 && !self.reduces_each_pass() && (self.nccl || self.shares())
     }
 
     /// Bytes on the device of the communication between devices, for `tokens` of a micro-batch: what is sent; over NCCL
@@ -34,7 +34,7 @@ impl Parallel {
         }
     }
 
-    /// What the replicas take while they sum so many gradients of a unit, which wait at `home`, and share the sum out.
+    /// Buffers while the replicas reduce-scatter `elements` gradients of a unit, which are stored at `home`.
     pub(in super::super) fn summing(&self, numbers: u64, home: Home) -> MemoryUsage {
         if self.replicas() == 1 {
             return MemoryUsage::default();
@@ -53,14 +53,14 @@ impl Parallel {
         MemoryUsage::default().on_device(Category::Communication, device).on_host(Category::Communication, host)
     }
 
-    /// Bytes on the device while so many that lie on the host are gathered there: what comes, and a device's share of
-    /// it. Stages give each other their layers through the host alone.
+    /// Bytes on the device while `bytes` on the host are gathered: the received values, and a device's share of them.
+    /// Stages give each other their layers through the host alone.
     pub(in super::super) fn staged(&self, bytes: u64) -> u64 {
         let devices = self.replicas().max(self.tensor);
         if self.nccl && devices > 1 { bytes + bytes.div_ceil(devices) } else { 0 }
     }
 
-    /// What the replicas take while they gather so many bytes of weights that they share out and keep at `home`.
+    /// Buffers while the replicas gather `bytes` of sharded weights, which are stored at `home`.
     pub(in super::super) fn gathering(&self, bytes: u64, home: Home) -> MemoryUsage {
         if !self.shares() {
             return MemoryUsage::default();
@@ -76,8 +76,7 @@ impl Parallel {
     }
 }
 
-/// Bytes of what stands between the blocks of one device's share of a sum and that sum, over so many devices: a term
-/// and two sums, in f32.
+/// Temporaries of a device's share of a sum over `devices` devices: a term and two sums, in f32.
 fn sums_on_device(numbers: u64, devices: u64) -> u64 {
     3 * F32 * numbers.div_ceil(devices)
 }
@@ -99,7 +98,7 @@ mod tests {
             unreachable!("an object")
         };
         let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
-        let sizes = Sizes::of(&arch, None);
+        let sizes = Sizes::new(&arch, None);
         let of = |held: MemoryUsage| [held.device.total(), held.host.total()];
         [[parallel.buffers(&sizes, 1000, 128), 0], of(parallel.summing(1000, home)), of(parallel.gathering(1000, home))]
     }
@@ -129,8 +128,8 @@ mod tests {
             assert_eq!(buffers(sharded(Zero::Stage3)), staged);
             let rows = [4 * 1000 * 128, 0];
             assert_eq!(buffers(tensor(Parallel::default())), [rows, NONE, NONE]);
-            let both = tensor(sharded(Zero::Stage1));
-            assert_eq!(buffers(both)[1..], [[0, 6000], [0, 1500]]);
+            let sharded_matrices = tensor(sharded(Zero::Stage1));
+            assert_eq!(buffers(sharded_matrices)[1..], [[0, 6000], [0, 1500]]);
         }
     }
 

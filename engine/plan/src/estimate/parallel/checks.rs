@@ -39,10 +39,10 @@ impl Parallel {
                 self.tensor
             ));
         }
-        let both = self.sequence.saturating_mul(self.tensor);
-        if !(arch.num_heads as u64).is_multiple_of(both) {
+        let degree = self.sequence.saturating_mul(self.tensor);
+        if !(arch.num_heads as u64).is_multiple_of(degree) {
             return bad(format!(
-                "the sequence-parallel degree times the tensor-parallel one is {both}; it should divide the model's {} heads",
+                "the sequence-parallel degree times the tensor-parallel one is {degree}; it should divide the model's {} heads",
                 arch.num_heads
             ));
         }

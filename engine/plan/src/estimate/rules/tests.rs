@@ -3,7 +3,7 @@
 use super::*;
 use firebrick_spec::{Backend, KernelTable, Operation};
 
-/// What `firebrick plan` takes a GPU for where there is none.
+/// The profile of `firebrick plan` for a machine without a GPU.
 fn gpu() -> DeviceProfile {
     let kernels = KernelTable::new(Operation::ALL).with_vocabulary_tile(8192);
     DeviceProfile::assumed(Backend::Cuda).with_kernels(kernels)
@@ -16,9 +16,9 @@ fn models() -> Vec<PublicModel> {
 #[test]
 fn every_public_model_stands_in_f32_and_in_bf16() {
     let models = models();
-    let found = models.iter().map(|m| (m.name, m.precision));
+    let rows = models.iter().map(|m| (m.name, m.precision));
     let expected = names().flat_map(|name| PRECISIONS.map(|precision| (name, precision)));
-    assert!(found.eq(expected));
+    assert!(rows.eq(expected));
     for model in models {
         let weights = (model.precision.width() * model.parameters) as f64;
         let presets = model.presets.iter().map(|need| need.preset);
@@ -50,7 +50,7 @@ fn a_rule_is_a_multiple_of_the_weights_in_the_run_s_precision() {
     let models = models();
     for precision in PRECISIONS {
         let workload = Workload::grpo(arch.clone().in_precision(precision), [512, 512], 4, 8);
-        assert_eq!(weight_bytes(&workload), precision.width() * Sizes::of(&arch, None).total());
+        assert_eq!(weight_bytes(&workload), precision.width() * Sizes::new(&arch, None).total());
         let needs = under_presets(&workload, 32, &gpu(), &Parallel::default()).expect("a plan under every preset");
         let same = |m: &&PublicModel| m.name == "Qwen2.5-1.5B" && m.precision == precision;
         assert_eq!(needs, models.iter().find(same).expect("in the table").presets, "{precision}");

@@ -4,13 +4,13 @@
 //!
 //! | work of a layer | forward | backward |
 //! |---|---|---|
-//! | products | 2 P n operations, and 4 (n Σ (inputs + outputs) + P) bytes of each micro-batch | twice that; once beside frozen weights |
+//! | matmuls | 2 P n operations, and 4 (n Σ (inputs + outputs) + P) bytes of each micro-batch | twice that; once beside frozen weights |
 //! | attention | 4 q operations for each pair of a block of 64 queries and the keys up to its end | by a rate of its own |
-//! | norms, rotary embedding, gate | 16 d + 8 (q + k) + 12 f bytes a token | 24 d + 8 (q + k) + 20 f |
-//! | sums in tensor operations | 24 d bytes a token | 60 d |
+//! | norms, rotary embedding, gate | 16 d + 8 (q + k) + 12 f bytes per token | 24 d + 8 (q + k) + 20 f |
+//! | sums in tensor operations | 24 d bytes per token | 60 d |
 //!
-//! The head has a product of each chunk, log-probs of its logits and, in training, their gradient and two products
-//! more. Gradients of micro-batches and of chunks are added up, and squared for their norm, in tensor operations.
+//! The head has a matmul of each chunk, log-probs of its logits and, in training, their gradient and two matmuls more.
+//! Gradients of micro-batches and of chunks are added up, and squared for their norm, in tensor operations.
 
 use crate::estimate::{Context, F32, Sublayer};
 use crate::{Layout, ModelPlan};
@@ -22,8 +22,9 @@ const BLOCK: f64 = 64.0;
 /// Operations on small tensors of a layer: forward, and forward and backward.
 const OPERATIONS: [f64; 2] = [20.0, 60.0];
 
-/// The same of a decoding step, of a layer in it, of each of its sequences, and of a matrix with an adapter: what a
-/// step takes between its kernels (`cargo bench --bench decoding_step`, "else"), and to start them on all threads.
+/// Operations on small tensors of a decoding step, of a layer in it, of each of its sequences, and of a matrix with an
+/// adapter: what a step takes between its kernels (`cargo bench --bench decoding_step`, "else"), and to start them on
+/// all threads.
 const STEP_OPERATIONS: f64 = 60.0;
 const DECODE_OPERATIONS: f64 = 60.0;
 const ROW_OPERATIONS: f64 = 6.0;
@@ -32,10 +33,10 @@ const ADAPTER_OPERATIONS: f64 = 24.0;
 /// Bytes that a sum of two tensors moves for a number, and one with a copy of a tensor.
 const SUM: f64 = 12.0;
 
-/// What a pass goes over, all micro-batches together.
+/// The work of a pass, all micro-batches together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// Tokens, and padding where there is any.
+    /// Tokens, and padding if there is any.
     pub tokens: f64,
     pub micros: f64,
     /// Tokens of a sequence.
@@ -46,7 +47,7 @@ pub(crate) struct Work {
 
 impl Work {
     /// So many sequences under a plan's limits.
-    pub fn of(ctx: &Context<'_>, plan: &ModelPlan, sequences: f64, most_tokens: usize) -> Self {
+    pub fn new(ctx: &Context<'_>, plan: &ModelPlan, sequences: f64, most_tokens: usize) -> Self {
         let [prompt, response] = ctx.mean_lengths();
         let length = prompt + response;
         let rows = match plan.layout {
@@ -64,7 +65,7 @@ impl Context<'_> {
     /// The rates of the device's kernels, where they were measured and are those that the model runs through: of f32,
     /// wide matrices and attention.
     pub(crate) fn rates(&self) -> Option<&KernelRates> {
-        let wide = !self.sizes.is_half() && self.sizes.in_few_bits() == 0;
+        let wide = !self.sizes.is_half() && self.sizes.quantized_elements() == 0;
         let attends = self.widths.linear().is_none();
         self.profile.rates.as_ref().filter(|_| wide && attends)
     }
@@ -80,34 +81,33 @@ impl Context<'_> {
     }
 
     /// Sums over the matrices of all layers that a token goes through: inputs and outputs.
-    fn sides(&self) -> f64 {
+    fn matmul_widths(&self) -> f64 {
         let arch = self.arch;
         let d = arch.hidden_size as f64;
-        let [q, k] = self.widths.heads_apart().map(|width| width as f64);
+        let [q, k] = self.widths.query_key_widths().map(|width| width as f64);
         let of = |sublayer: Sublayer| match sublayer {
             Sublayer::Attention | Sublayer::Linear => 4.0 * d + 2.0 * (q + k),
             Sublayer::Mlp => 3.0 * (d + arch.intermediate_size as f64),
             Sublayer::Experts => {
                 let experts = arch.expert_layers().next();
-                experts.map_or(0.0, |(_, own)| 3.0 * own.per_token as f64 * (d + own.intermediate_size as f64))
+                experts.map_or(0.0, |(_, layer)| 3.0 * layer.per_token as f64 * (d + layer.intermediate_size as f64))
             }
         };
-        let kinds = self.sizes.kinds();
-        kinds.map(|sublayer| self.sizes.count(sublayer) as f64 * of(sublayer)).sum()
+        self.sizes.kinds().map(|sublayer| self.sizes.count(sublayer) as f64 * of(sublayer)).sum()
     }
 
-    /// One pass of the products of all layers.
+    /// One pass of the matmuls of all layers.
     fn body_products(&self, rates: &KernelRates, work: Work) -> f64 {
         let used = self.sizes.active_body() as f64;
-        let bytes = F32 as f64 * (work.tokens * self.sides() + work.micros * used);
+        let bytes = F32 as f64 * (work.tokens * self.matmul_widths() + work.micros * used);
         2.0 * used * work.tokens / self.profile.matmul_flops.f32 + bytes / rates.product_bandwidth
     }
 
     /// Operations of attention over all layers.
     fn body_attention(&self, work: Work) -> f64 {
-        let [q, _] = self.widths.heads_apart();
+        let [q, _] = self.widths.query_key_widths();
         let layers = self.sizes.count(Sublayer::Attention) as f64;
-        layers * 4.0 * q as f64 * pairs(work.length) * work.tokens / work.length.max(1.0)
+        layers * 4.0 * q as f64 * attention_pairs(work.length) * work.tokens / work.length.max(1.0)
     }
 
     /// Bytes that kernels and tensor operations move in a pass over all layers: for a token, forward and backward of
@@ -115,19 +115,19 @@ impl Context<'_> {
     fn body_bytes(&self) -> [[f64; 2]; 2] {
         let arch = self.arch;
         let d = arch.hidden_size as f64;
-        let [q, k] = self.widths.heads_apart().map(|width| width as f64);
+        let [q, k] = self.widths.query_key_widths().map(|width| width as f64);
         let layers = self.sizes.layers as f64;
         let norms = 1.0 + f64::from(u8::from(arch.pre_norms && arch.post_norms));
         let normed = if arch.qk_norm.is_some() { q + k } else { 0.0 };
         let gate = match arch.expert_layers().next() {
-            Some((_, own)) => (own.per_token * own.intermediate_size) as f64,
+            Some((_, layer)) => (layer.per_token * layer.intermediate_size) as f64,
             None => arch.intermediate_size as f64,
         };
         let forward = 16.0 * norms * d + 8.0 * (q + k + normed) + 12.0 * gate;
         let backward = 24.0 * norms * d + 8.0 * (q + k) + 12.0 * normed + 20.0 * gate;
         let [before, back] = [2.0 * SUM * d, 5.0 * SUM * d];
         // a bypass is scaled and added to what its matrix gives
-        let outputs = if self.lora.is_some() { self.sides() / layers / 2.0 } else { 0.0 };
+        let outputs = if self.lora.is_some() { self.matmul_widths() / layers / 2.0 } else { 0.0 };
         let bypass = (SUM + 8.0) * outputs;
         [[layers * forward, layers * backward], [layers * (before + bypass), layers * (back + bypass)]]
     }
@@ -193,26 +193,26 @@ impl Context<'_> {
             + (chunks - 1.0) * SUM * projection / self.profile.memory_bandwidth
     }
 
-    /// What a step's gradients take besides: zeros for the embedding's, and squares for their norm.
-    pub(crate) fn whole_gradients(&self) -> f64 {
+    /// Seconds to zero the embedding's gradient and to square all gradients for their norm.
+    pub(crate) fn gradient_passes(&self) -> f64 {
         let sizes = &self.sizes;
-        let own = if sizes.is_tied() { 0 } else { sizes.trained_ends(sizes.embedding) };
+        let zeroed = if sizes.is_tied() { 0 } else { sizes.trained_ends(sizes.embedding) };
         let squared = if self.model().optimizer.in_backward { 0 } else { sizes.trained() };
-        (F32 * own) as f64 / self.profile.memory_bandwidth + SUM * squared as f64 / self.profile.memory_bandwidth
+        (F32 * zeroed) as f64 / self.profile.memory_bandwidth + SUM * squared as f64 / self.profile.memory_bandwidth
     }
 
-    /// Decoding a token of each of so many sequences, which have so many tokens.
+    /// Seconds to decode a token of each of `rows` sequences of `length` tokens.
     pub(crate) fn decoded(&self, rates: &KernelRates, rows: f64, length: f64) -> f64 {
         let panels = self.workload.prepack.panels;
         let measured = if panels { &rates.panels } else { &rates.few_rows };
-        let flops = KernelRates::of_rows(measured, rows).unwrap_or(self.profile.matmul_flops.f32);
+        let flops = KernelRates::flops_at(measured, rows).unwrap_or(self.profile.matmul_flops.f32);
         let used = self.sizes.active_body() + self.sizes.projection;
-        let [q, _] = self.widths.heads_apart();
+        let [q, _] = self.widths.query_key_widths();
         let attend = self.sizes.count(Sublayer::Attention) as f64;
         let attention = attend * 4.0 * q as f64 * length * rows / rates.decode_attention_flops;
         let [[kernels, _], _] = self.body_bytes();
         let layers = self.sizes.layers as f64;
-        // two products of each adapter, a scale and a sum
+        // two matmuls of each adapter, a scale and a sum
         let adapters = self.lora.map_or(0.0, |lora| {
             let modules = layers * lora.target_modules.len() as f64;
             2.0 * self.sizes.trained() as f64 * rows / rates.adapter_flops
@@ -232,9 +232,9 @@ fn chunks(work: Work, head_rows: usize) -> f64 {
     work.micros * (work.scored / work.micros / head_rows as f64).ceil().max(1.0)
 }
 
-/// Pairs of queries and keys that attention of a sequence of so many tokens looks at: a block of queries all keys up to
-/// its end.
-fn pairs(length: f64) -> f64 {
+/// Pairs of queries and keys in attention over a sequence of `length` tokens: a block of queries attends to all keys up
+/// to its end.
+fn attention_pairs(length: f64) -> f64 {
     let whole = (length / BLOCK).floor();
     let rest = length - whole * BLOCK;
     BLOCK * BLOCK * whole * (whole + 1.0) / 2.0 + rest * length

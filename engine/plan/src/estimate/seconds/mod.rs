@@ -5,7 +5,7 @@
 //!
 //! | work | operations |
 //! |---|---|
-//! | products of a layer | 2 (attention + MLP parameters) n; of experts, those that a token goes through |
+//! | matmuls of a layer | 2 (attention + MLP parameters) n; of experts, those that a token goes through |
 //! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
 //! | gated `DeltaNet`, in f32 | 2 heads (64 (2 key + 2 value) + 3 key · value) n, of the widths of a head |
 //! | the same by GPU kernels | 12 heads key · value n |
@@ -13,7 +13,7 @@
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
-//! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so
+//! Every pass over a frozen quantized base reads its codes, writes what they are widened to and reads that again; so
 //! does every token of a decoded batch, but where a kernel widens codes as it multiplies few rows. Decoding reads all
 //! weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and
 //! device take bytes over the link. On a stream of their own (`DeviceProfile::overlaps_copies`) and with `prefetch`
@@ -34,6 +34,7 @@ use crate::estimate::seconds::sampling::{measured_sampling, sampled_rows};
 use crate::estimate::{
     Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, Work, Workload,
 };
+use crate::techniques::{gradient_offload, weight_offload};
 use crate::{ModelPlan, Order};
 use firebrick_spec::{Home, KernelRates};
 
@@ -42,17 +43,17 @@ const CHOICE_OPERATIONS: f64 = 15.0;
 /// Operations of an update of one matrix, and matrices of a layer.
 const UPDATE_OPERATIONS: f64 = 16.0 * 9.0;
 
-pub(crate) fn of_step(ctx: &Context<'_>) -> Seconds {
+pub(crate) fn step_seconds(ctx: &Context<'_>) -> Seconds {
     let critic = ctx.critic();
     let of_critic = |seconds: fn(&Context<'_>) -> f64| critic.as_ref().map_or(0.0, |critic| seconds(critic));
     Seconds {
         rollout: rollout(ctx),
         reward: reward(ctx),
         score: score(ctx),
-        backward: backward(ctx, &SegmentTotals::of(ctx)),
+        backward: backward(ctx, &SegmentTotals::new(ctx)),
         optimizer: optimizer(ctx),
         values: of_critic(values),
-        critic_backward: of_critic(|critic| backward(critic, &SegmentTotals::of(critic))),
+        critic_backward: of_critic(|critic| backward(critic, &SegmentTotals::new(critic))),
         critic_optimizer: of_critic(optimizer),
     }
 }
@@ -70,15 +71,15 @@ impl Cost {
     }
 }
 
-/// Turns of all pipeline stages that take so many micro-batches.
-fn turns(ctx: &Context<'_>, micros: f64) -> f64 {
-    let behind = ctx.stage.map_or(0, |own| own.stages() - 1);
+/// Turns of a pipeline for `micros` micro-batches.
+fn pipeline_turns(ctx: &Context<'_>, micros: f64) -> f64 {
+    let behind = ctx.stage.map_or(0, |stage| stage.stages() - 1);
     micros + behind as f64
 }
 
-/// What the turns of pipeline stages take over the work of one.
-fn waiting(ctx: &Context<'_>, work: Work) -> f64 {
-    turns(ctx, work.micros) / work.micros
+/// Factor by which pipeline stages lengthen a stage's work.
+fn pipeline_factor(ctx: &Context<'_>, work: Work) -> f64 {
+    pipeline_turns(ctx, work.micros) / work.micros
 }
 
 /// Weights that a device streams in one pass over the model, in bytes.
@@ -86,7 +87,7 @@ fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     streamed_with(ctx, plan, plan.streamed(&ctx.sizes))
 }
 
-/// The same, given the bytes of the body.
+/// Streamed bytes per pass, given the bytes of the body.
 fn streamed_with(ctx: &Context<'_>, plan: &ModelPlan, body: u64) -> f64 {
     let ends = match plan.ends {
         Home::Host => ctx.sizes.end_bytes(),
@@ -112,7 +113,7 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     sampling(&ctx.sampling(), w.group.max(1)) + greedy + ctx.copy(fetched) + ctx.rollout_traffic().seconds()
 }
 
-/// Bytes of weights that a token of so many sequences moves.
+/// Bytes of weights that a decoding step of `rows` sequences reads.
 fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
     let Some(codes) = &ctx.eight_bits else {
@@ -167,8 +168,7 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
 pub(crate) fn score_micros(ctx: &Context<'_>, plan: &ModelPlan) -> u64 {
     let shape = ctx.score_shape(plan);
     let each = (shape.tokens / shape.length).max(1);
-    let own = ctx.workload.rollouts().div_ceil(ctx.parallel.data);
-    own.div_ceil(each)
+    ctx.workload.rollouts().div_ceil(ctx.parallel.data).div_ceil(each)
 }
 
 /// Forward passes of the policy over the rollouts of a step.
@@ -183,12 +183,12 @@ pub(crate) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let streams = streamed(ctx, plan);
     if let Some(rates) = ctx.rates() {
         let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
-        let work = Work::of(ctx, plan, sequences, plan.score_tokens);
+        let work = Work::new(ctx, plan, sequences, plan.score_tokens);
         let compute = ctx.body_forward(rates, work) + ctx.head_forward(rates, work, plan.head_rows);
-        return waiting(ctx, work) * ctx.shared(compute) + turns(ctx, work.micros) * ctx.copy(streams);
+        return pipeline_factor(ctx, work) * ctx.shared(compute) + pipeline_turns(ctx, work.micros) * ctx.copy(streams);
     }
     let shape = ctx.score_shape(plan);
-    let micros = turns(ctx, score_micros(ctx, plan) as f64);
+    let micros = pipeline_turns(ctx, score_micros(ctx, plan) as f64);
     let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
     let cost = Cost { compute: body + ctx.head(shape.scored, plan.head_rows), copies: ctx.copy(streams) };
     micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
@@ -199,9 +199,7 @@ pub(crate) fn score(ctx: &Context<'_>) -> f64 {
     let mut seconds = passes * forward(ctx, ctx.plan.policy()) + ctx.score_traffic().seconds();
     if let Some(reference) = ctx.plan.reference() {
         seconds += forward(ctx, reference);
-        if reference.idle == Home::Host {
-            seconds += ctx.copy((2 * ctx.sizes.bytes()) as f64);
-        }
+        seconds += weight_offload::visit_seconds(ctx, reference, &ctx.sizes);
     }
     seconds
 }
@@ -213,10 +211,7 @@ fn reward(ctx: &Context<'_>) -> f64 {
     let models = ctx.rewards.iter().enumerate();
     models
         .map(|(index, (plan, sizes))| {
-            let visit = match plan.idle {
-                Home::Host => ctx.copy((2 * sizes.bytes()) as f64),
-                Home::Device => 0.0,
-            };
+            let visit = weight_offload::visit_seconds(ctx, plan, sizes);
             let gathers = ctx.reward_traffic(index).seconds();
             judged * (forward(&ctx.reward(index), plan) + gathers) + visit
         })
@@ -225,11 +220,9 @@ fn reward(ctx: &Context<'_>) -> f64 {
 
 /// The critic's values of all rollouts.
 pub(crate) fn values(ctx: &Context<'_>) -> f64 {
-    let visit = match ctx.model().idle {
-        Home::Host => ctx.copy((2 * ctx.sizes.bytes()) as f64),
-        Home::Device => 0.0,
-    };
-    forward(ctx, ctx.model()) + visit + ctx.values_traffic().seconds()
+    let plan = ctx.model();
+    let visit = weight_offload::visit_seconds(ctx, plan, &ctx.sizes);
+    forward(ctx, plan) + visit + ctx.forward_traffic(plan).seconds()
 }
 
 /// Computation of a micro-batch: the layers' forward; head and backward.
@@ -242,20 +235,20 @@ fn training_computation(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
     let again = totals.recomputed_units as f64 / 2.0 * layer + attend * ctx.scores_again(shape, plan.attention_rows);
     // beside frozen weights there are no gradients of weights
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
-    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
+    let head = HeadCost::new(ctx.arch, plan.head_rows, ctx.profile);
     let head_passes = passes + f64::from(u8::from(head.repeats()));
     let head = head_passes * ctx.head(shape.scored, plan.head_rows);
     [layers * layer, (passes - 1.0) * layers * layer + head + again]
 }
 
-/// The same of the micro-batches of an optimizer step.
+/// Computation of an optimizer step's micro-batches: the layers' forward; head and backward.
 pub(crate) fn training_passes(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
     if let Some(rates) = ctx.rates() {
         let work = training_work(ctx);
-        let turns = waiting(ctx, work);
+        let turns = pipeline_factor(ctx, work);
         return measured_computation(ctx, totals, rates, work).map(|each| turns * each);
     }
-    let turns = turns(ctx, ctx.micro_batches() as f64);
+    let turns = pipeline_turns(ctx, ctx.micro_batches() as f64);
     training_computation(ctx, totals).map(|each| turns * each)
 }
 
@@ -277,18 +270,10 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
         Order::MicroMajor => ctx.copy(fetched),
         Order::SegmentMajor => ctx.copy(fetched) / micros,
     };
-    // waited for where they leave, all but the last `prefetch` matrices: nothing hides them
-    let gradients = match plan.grads {
-        Home::Host => {
-            let shares = ctx.parallel.tensor as f64;
-            let bytes = (F32 * ctx.sizes.trained()) as f64 / shares;
-            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
-        }
-        Home::Device => 0.0,
-    };
+    let gradients = gradient_offload::seconds(ctx, (F32 * ctx.sizes.trained()) as f64 / ctx.parallel.tensor as f64);
     let cost = Cost { compute, copies };
     let beside = ctx.profile.overlaps_copies();
-    let turns = turns(ctx, micros);
+    let turns = pipeline_turns(ctx, micros);
     let passes = parts.map(|each| turns * each);
     let turns = steps(ctx) as f64 * turns;
     turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals, passes).seconds()
@@ -298,7 +283,7 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
 fn training_work(ctx: &Context<'_>) -> Work {
     let plan = ctx.model();
     let sequences = ctx.workload.mini_rollouts() as f64 / ctx.parallel.data as f64;
-    Work::of(ctx, plan, sequences, plan.train_tokens)
+    Work::new(ctx, plan, sequences, plan.train_tokens)
 }
 
 /// Computation of all of it where the device's kernels were measured: the layers' forward; head and backward.
@@ -310,7 +295,7 @@ fn measured_computation(ctx: &Context<'_>, totals: &SegmentTotals, rates: &Kerne
         + ctx.body_backward(rates, work)
         + ctx.head_forward(rates, work, head_rows)
         + ctx.head_backward(rates, work, head_rows)
-        + ctx.whole_gradients();
+        + ctx.gradient_passes();
     [forward, backward].map(|seconds| ctx.shared(seconds))
 }
 
@@ -327,14 +312,8 @@ fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRa
     };
     let streams = 2.0 * visits * streamed_with(ctx, plan, totals.streamed);
     let copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64 + streams);
-    let gradients = match plan.grads {
-        Home::Host => {
-            let bytes = (F32 * ctx.sizes.trained()) as f64 * visits;
-            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
-        }
-        Home::Device => 0.0,
-    };
-    let waiting = waiting(ctx, work);
+    let gradients = gradient_offload::seconds(ctx, (F32 * ctx.sizes.trained()) as f64 * visits);
+    let waiting = pipeline_factor(ctx, work);
     let passes = parts.map(|each| waiting * each);
     steps(ctx) as f64 * waiting * (compute + copies + gradients) + ctx.backward_traffic(totals, passes).seconds()
 }

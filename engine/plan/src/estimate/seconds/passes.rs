@@ -1,4 +1,4 @@
-//! Seconds of one pass over a layer or the head, from a device's rates of large products and long copies.
+//! Seconds of one pass over a layer or the head, from a device's rates of large matmuls and long copies.
 
 use crate::estimate::{Context, F32, HeadCost, Shape, Sizes, Sublayer};
 use firebrick_spec::Backend;
@@ -13,7 +13,7 @@ impl Context<'_> {
         self.flops_in(operations, self.sizes.is_half())
     }
 
-    /// Of products in half precision, or in f32.
+    /// Of matmuls in half precision, or in f32.
     pub(crate) fn flops_in(&self, operations: f64, half: bool) -> f64 {
         let shares = (self.parallel.tensor * self.parallel.sequence) as f64;
         let rates = &self.profile.matmul_flops;
@@ -24,7 +24,7 @@ impl Context<'_> {
         operations / rate / shares
     }
 
-    /// What each of several devices has of computation that they share.
+    /// A device's share of divided computation.
     pub(crate) fn shared(&self, seconds: f64) -> f64 {
         seconds / (self.parallel.tensor * self.parallel.sequence) as f64
     }
@@ -39,7 +39,7 @@ impl Context<'_> {
         operations * self.profile.kernel_overhead
     }
 
-    /// Scores of attention, in operations a layer.
+    /// Scores of attention, in operations per layer.
     pub(crate) fn attention_operations(&self, shape: Shape, rows: usize) -> f64 {
         let arch = self.arch;
         let q = (arch.num_heads * arch.head_dim) as f64;
@@ -78,9 +78,9 @@ impl Context<'_> {
         let widened = self.widened_traffic(shape.tokens) / layers;
         let traffic = (TRAFFIC * (kept + 2.0 * scores) + widened) / self.profile.memory_bandwidth;
         let linear = self.widths.linear();
-        let (rule, launches) = linear.map_or((0.0, 0.0), |own| {
+        let (rule, launches) = linear.map_or((0.0, 0.0), |linear| {
             let share = share(Sublayer::Linear);
-            (share * own.operations() * tokens, share * own.launches(shape.length))
+            (share * linear.operations() * tokens, share * linear.launches(shape.length))
         });
         let chunks = if self.widths.attends_by_kernel(shape, rows) { 1.0 } else { chunks(shape, rows) as f64 };
         self.flops(products + attend * self.attention_operations(shape, rows))
@@ -89,10 +89,10 @@ impl Context<'_> {
             + self.launch(LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0) + self.expert_operations(tokens))
     }
 
-    /// Bytes that a pass of so many tokens over matrices in few bits moves: their codes, and what they are widened to.
+    /// Bytes that a pass of `tokens` tokens over quantized matrices moves: codes and dequantized values.
     pub(crate) fn widened_traffic(&self, tokens: u64) -> f64 {
         let sizes = &self.sizes;
-        match sizes.in_few_bits() {
+        match sizes.quantized_elements() {
             0 => 0.0,
             _ => {
                 let codes = sizes.used_bytes(tokens) - sizes.end_bytes();
@@ -101,16 +101,16 @@ impl Context<'_> {
         }
     }
 
-    /// Operations of experts, a layer: three products each, on a GPU one after the other.
+    /// Operations of experts, a layer: three matmuls each, on a GPU one after the other.
     pub(crate) fn expert_operations(&self, tokens: f64) -> f64 {
-        let Some((_, own)) = self.arch.expert_layers().next() else {
+        let Some((_, layer)) = self.arch.expert_layers().next() else {
             return 0.0;
         };
         if self.profile.backend == Backend::Cpu {
             return 0.0;
         }
         let share = self.sizes.count(Sublayer::Experts) as f64 / self.sizes.layers as f64;
-        let used = (own.count as f64).min(tokens * own.per_token as f64);
+        let used = (layer.count as f64).min(tokens * layer.per_token as f64);
         3.0 * used * share
     }
 
@@ -130,7 +130,7 @@ impl Context<'_> {
             return 0.0;
         }
         let width = self.arch.hidden_size;
-        let logits = HeadCost::of(self.arch, head_rows, self.profile).logits(scored) as f64;
+        let logits = HeadCost::new(self.arch, head_rows, self.profile).logits(scored) as f64;
         let chunks = scored.div_ceil(head_rows as u64) as f64;
         self.flops(2.0 * logits * width as f64)
             + 8.0 * F32 as f64 * logits / self.profile.memory_bandwidth
@@ -149,8 +149,8 @@ fn chunks(shape: Shape, rows: usize) -> u64 {
     }
 }
 
-/// Bytes that widening the matrices in few bits that so many tokens go through moves, once: what is written wide and
-/// read again. Their codes are read besides.
+/// Bytes of the dequantized matrices that `tokens` tokens use, written and read once. Reading the codes is not
+/// included.
 pub(crate) fn widened_bytes(sizes: &Sizes, tokens: u64) -> u64 {
-    2 * sizes.width * sizes.widened_by(tokens as f64)
+    2 * sizes.width * sizes.dequantized_elements(tokens as f64)
 }

@@ -5,23 +5,23 @@ use firebrick_spec::KernelRates;
 
 /// Sequences that are sampled at a time, and how many waves of them there are.
 pub(crate) fn sampled_rows(ctx: &Context<'_>, group: u64) -> (u64, f64) {
-    let own = ctx.parallel.sequences(ctx.workload.prompts).max(1);
-    let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
+    let prompts = ctx.parallel.sequences(ctx.workload.prompts).max(1);
+    let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, prompts * group);
     // slots are taken again as they come free, so the last wave need not be full
-    (rows, (own * group) as f64 / rows as f64)
+    (rows, (prompts * group) as f64 / rows as f64)
 }
 
 /// So many completions of every prompt, where the device's kernels were measured.
 pub(crate) fn measured_sampling(ctx: &Context<'_>, group: u64, rates: &KernelRates) -> f64 {
     let (rows, waves) = sampled_rows(ctx, group);
-    let all = waves * rows as f64;
+    let sequences = waves * rows as f64;
     let [prompt, mean] = ctx.mean_lengths();
-    let prompts = all / group as f64;
-    let prefill = Work { tokens: prompts * prompt, micros: waves.ceil(), length: prompt, scored: all };
+    let prompts = sequences / group as f64;
+    let prefill = Work { tokens: prompts * prompt, micros: waves.ceil(), length: prompt, scored: sequences };
     let packing = rates.packing_bandwidth;
     let copies = ctx.copies as f64 / packing.unwrap_or(ctx.profile.memory_bandwidth / 2.0);
     // slots are taken again as they come free; the last sequences end by themselves
-    let last = LastWave::of(ctx.workload, mean, all);
+    let last = LastWave::new(ctx.workload, mean, sequences);
     let position = if last.decay.is_some() { mean } else { mean / 2.0 };
     let taken_again = (waves - 1.0).max(0.0) * mean;
     let decoded = last.steps().map(|(steps, at, left)| {
@@ -47,24 +47,24 @@ struct LastWave {
 }
 
 impl LastWave {
-    /// Of so many sequences with so many tokens on average: as long as each other, or, where a run has been seen, of
-    /// lengths that fall off exponentially, as far as they may.
-    fn of(workload: &Workload, mean: f64, all: f64) -> Self {
+    /// The wave of `sequences` sequences with `mean` tokens on average: of equal lengths or, if measured lengths are
+    /// known, of exponentially distributed lengths up to the limit.
+    fn new(workload: &Workload, mean: f64, sequences: f64) -> Self {
         // the first token comes with the prompt
-        let (most, own) = (workload.response_length as f64 - 1.0, mean - 1.0);
-        let longest = (mean * (1.0 + all.ln()) - 1.0).min(most);
-        if workload.mean_lengths.is_none() || own <= 0.0 || longest <= own {
-            return Self { longest: own.max(0.0), decay: None };
+        let (most, decoded) = (workload.response_length as f64 - 1.0, mean - 1.0);
+        let longest = (mean * (1.0 + sequences.ln()) - 1.0).min(most);
+        if workload.mean_lengths.is_none() || decoded <= 0.0 || longest <= decoded {
+            return Self { longest: decoded.max(0.0), decay: None };
         }
         // what lengths that are cut at the longest have on average grows with the decay
-        let [mut low, mut high] = [own / 2.0, own];
+        let [mut low, mut high] = [decoded / 2.0, decoded];
         let average = |decay: f64| decay * (1.0 - (-longest / decay).exp());
-        while average(high) < own && high < 1e6 * own {
+        while average(high) < decoded && high < 1e6 * decoded {
             high *= 2.0;
         }
         for _ in 0..40 {
             let middle = f64::midpoint(low, high);
-            if average(middle) < own {
+            if average(middle) < decoded {
                 low = middle;
             } else {
                 high = middle;
@@ -91,13 +91,12 @@ mod tests {
 
     #[test]
     fn steps_of_the_last_wave_make_as_many_tokens_as_its_sequences_have() {
-        let tokens = |mean: f64, most: u64, all: f64| {
+        let tokens = |mean: f64, most: u64, sequences: f64| {
             let mut workload = Workload::grpo(public("Qwen2.5-0.5B").expect("known"), [16, most], 4, 4);
             workload.mean_lengths = Some([16.0, mean]);
-            let last = LastWave::of(&workload, mean, all);
+            let last = LastWave::new(&workload, mean, sequences);
             assert!(last.longest <= most as f64 - 1.0);
-            let each = last.steps().map(|(steps, _, left)| steps * left);
-            each.sum::<f64>() / (mean - 1.0)
+            last.steps().map(|(steps, _, left)| steps * left).sum::<f64>() / (mean - 1.0)
         };
         for (mean, most, all) in
             [(64.0, 256, 64.0), (250.0, 2048, 256.0), (60.0, 64, 8.0), (3.0, 64, 100.0), (64.0, 64, 16.0)]
@@ -108,7 +107,7 @@ mod tests {
         // a first token comes with the prompt
         let mut one = Workload::grpo(public("Qwen2.5-0.5B").expect("known"), [16, 1], 4, 4);
         one.mean_lengths = Some([16.0, 1.0]);
-        let steps: f64 = LastWave::of(&one, 1.0, 16.0).steps().map(|(n, ..)| n).sum();
+        let steps: f64 = LastWave::new(&one, 1.0, 16.0).steps().map(|(n, ..)| n).sum();
         assert!(steps < 1e-9, "{steps}");
     }
 }

@@ -1,5 +1,5 @@
-//! What the segments of a plan add up to: the same for all sizes of micro-batches, so that a search counts it once for
-//! each plan.
+//! Sums over the segments of a plan: the same for all sizes of micro-batches, so that a search counts it once for each
+//! plan.
 
 use crate::ActivationPolicy;
 use crate::estimate::{Context, TrainingMessages};
@@ -20,7 +20,7 @@ pub(crate) struct SegmentTotals {
 
 impl SegmentTotals {
     /// Of the model at hand.
-    pub fn of(ctx: &Context<'_>) -> Self {
+    pub fn new(ctx: &Context<'_>) -> Self {
         let plan = ctx.model();
         let (mut recomputed_units, mut offloaded_inputs) = (0, 0);
         for segment in &plan.segments {

@@ -1,8 +1,7 @@
 //! A critic whose sequences other devices share than the policy's.
 
 use super::arch;
-use crate::estimate::estimate_parallel;
-use crate::estimate::{Axis, CriticWork, EstimatePhase, MessageKind, Parallel, Workload};
+use crate::estimate::{Axis, CriticWork, EstimatePhase, MessageKind, Parallel, Workload, estimate_parallel};
 use crate::test_support::device;
 use crate::{Error, MemoryConfig, Zero};
 use firebrick_arch::parameters::{chain, unit_specs};
@@ -22,19 +21,19 @@ fn spread(data: u64, sequence: u64, critic_sequence: Option<u64>) -> Parallel {
 
 /// All-to-alls and their bytes in the phases of the policy and in those of the critic, and the graph of each one's
 /// backward pass.
-fn found(parallel: Parallel) -> [(u64, u64, u64); 2] {
+fn sequence_traffic(parallel: Parallel) -> [(u64, u64, u64); 2] {
     let (workload, memory) = (workload(), MemoryConfig::default());
     let critic = workload.critic_arch();
     let plan = memory.plans(&workload.arch, false, critic, 8).expect("a plan");
-    let found = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
+    let estimate = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
     [[EstimatePhase::Score, EstimatePhase::Backward], [EstimatePhase::Values, EstimatePhase::CriticBackward]].map(
         |phases| {
-            let sent = found.communication.iter().filter(|sent| {
+            let sent = estimate.communication.iter().filter(|sent| {
                 let along = (sent.kind, sent.along) == (MessageKind::AllToAll, Axis::Sequence);
                 along && phases.contains(&sent.phase)
             });
             let (messages, bytes) = sent.fold((0, 0), |(n, b), sent| (n + sent.messages, b + sent.bytes));
-            let backward = found.phases.iter().find(|phase| phase.name == phases[1]);
+            let backward = estimate.phases.iter().find(|phase| phase.name == phases[1]);
             let held = &backward.expect("a backward pass").categories;
             (messages, bytes, held[&Category::LiveGraph])
         },
@@ -44,12 +43,12 @@ fn found(parallel: Parallel) -> [(u64, u64, u64); 2] {
 #[test]
 fn messages_and_bytes_of_the_critic_go_by_its_own_degree_and_the_policys_by_its() {
     for (policy, critic) in [(1, 2), (2, 1), (2, 4), (4, 2)] {
-        let own = found(spread(4 / policy, policy, Some(critic)));
-        let alike = |degree| found(spread(4 / degree, degree, None));
-        assert_eq!(own[0], alike(policy)[0], "{policy} and {critic}");
-        assert_eq!(own[1], alike(critic)[1], "{policy} and {critic}");
-        assert_ne!(own[1], alike(policy)[1], "{policy} and {critic}");
-        assert_eq!(own.map(|(messages, _, _)| messages > 0), [policy > 1, critic > 1]);
+        let usage = sequence_traffic(spread(4 / policy, policy, Some(critic)));
+        let alike = |degree| sequence_traffic(spread(4 / degree, degree, None));
+        assert_eq!(usage[0], alike(policy)[0], "{policy} and {critic}");
+        assert_eq!(usage[1], alike(critic)[1], "{policy} and {critic}");
+        assert_ne!(usage[1], alike(policy)[1], "{policy} and {critic}");
+        assert_eq!(usage.map(|(messages, _, _)| messages > 0), [policy > 1, critic > 1]);
     }
 }
 
@@ -84,8 +83,8 @@ fn a_critic_that_starts_from_the_policy_is_loaded_beside_one_gathered_matrix() {
         }
         let critic = workload.critic_arch();
         let plan = memory.plans(&workload.arch, false, critic, 8).expect("a plan");
-        let found = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
-        let load = found.phase(EstimatePhase::Load).expect("loading").clone();
+        let estimate = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
+        let load = estimate.phase(EstimatePhase::Load).expect("loading").clone();
         let bytes = |category| load.categories.get(&category).copied().unwrap_or(0);
         let models = [Category::Parameters, Category::Critic].map(bytes);
         (models, load.host_bytes)

@@ -1,4 +1,4 @@
-//! What decoding adds on a GPU: captured steps and joined matrices.
+//! Memory of decoding on a GPU: captured steps and joined matrices.
 
 use super::{HEAD, HIDDEN, LAYERS, held, on_cuda, total, under, workload};
 use crate::MemoryConfig;

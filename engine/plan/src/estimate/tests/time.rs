@@ -54,8 +54,8 @@ fn in_half_precision_an_idle_optimizer_copies_masters_beside_its_moments() {
     assert!((ratio - 12.0 / 8.0).abs() < 1e-6, "{ratio}");
 }
 
-/// What two devices that share out weights send and how long a step's backward passes take, over links of a rate,
-/// through the hosts.
+/// Traffic of two devices that shard weights, and seconds of a step's backward passes, over links of a rate, through
+/// the hosts.
 fn sharded(prefetch: usize, link: Option<&str>) -> (f64, f64) {
     sharded_over(LinkKind::Host, prefetch, link)
 }
@@ -74,12 +74,10 @@ fn sharded_over(kind: LinkKind, prefetch: usize, link: Option<&str>) -> (f64, f6
     if let Some(cluster) = cluster {
         parallel = parallel.on(cluster, Backend::Cuda);
     }
-    let found = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
-    let own = found.communication.iter();
-    let own = own.filter(|sent| sent.phase == EstimatePhase::Backward);
-    let gathers = own.filter(|sent| sent.kind == MessageKind::AllGather);
-    let gathers: f64 = gathers.map(|sent| sent.seconds).sum();
-    (found.seconds.backward, gathers)
+    let estimate = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
+    let sums = estimate.communication.iter().filter(|sent| sent.phase == EstimatePhase::Backward);
+    let gathers: f64 = sums.filter(|sent| sent.kind == MessageKind::AllGather).map(|sent| sent.seconds).sum();
+    (estimate.seconds.backward, gathers)
 }
 
 #[test]
@@ -144,11 +142,11 @@ fn measured(change: impl FnOnce(&mut DeviceProfile, &mut KernelRates)) -> Device
 fn with_measured_kernels_products_take_two_operations_a_parameter_and_token_and_three_times_that_in_training() {
     let profile = measured(|profile, _| profile.matmul_flops.f32 = 1e12);
     let seconds = under(&workload(), &MemoryConfig::default(), &profile).seconds;
-    let sizes = Sizes::of(&arch(512), None);
+    let sizes = Sizes::new(&arch(512), None);
     let forward = 2.0 * (sizes.body() as f64 * 64.0 * 512.0 + sizes.projection as f64 * 64.0 * 256.0);
-    for (found, passes) in [(seconds.score, 1.0), (seconds.backward, 3.0)] {
+    for (seconds, passes) in [(seconds.score, 1.0), (seconds.backward, 3.0)] {
         let expected = passes * forward / 1e12;
-        assert!((found / expected - 1.0).abs() < 1e-9, "{found} instead of {expected}");
+        assert!((seconds / expected - 1.0).abs() < 1e-9, "{seconds} instead of {expected}");
     }
     let again = under(&workload(), &checkpointed(), &profile).seconds.backward;
     let body = 2.0 * sizes.body() as f64 * 64.0 * 512.0 / 1e12;
@@ -164,7 +162,7 @@ fn small_micro_batches_read_the_matrices_once_more_each() {
     };
     // 64 micro-batches in place of two, and 64 chunks of the head in place of sixteen
     let more = seconds(Some(1)) - seconds(None);
-    let sizes = Sizes::of(&arch(512), None);
+    let sizes = Sizes::new(&arch(512), None);
     let numbers = 62 * sizes.body() + 48 * sizes.projection;
     let expected = 3.0 * 4.0 * numbers as f64 / 1e9;
     assert!((more / expected - 1.0).abs() < 0.01, "{more} instead of {expected}");
@@ -193,14 +191,14 @@ fn shorter_sequences_take_less_time_and_as_many_bytes() {
     let memory = MemoryConfig::default();
     let longest = under(&workload(), &memory, &profile);
     let shorter = Workload { mean_lengths: Some([128.0, 128.0]), ..workload() };
-    let found = under(&shorter, &memory, &profile);
-    assert_eq!(found.phases, longest.phases);
-    for (found, longest) in
-        [(found.seconds.score, longest.seconds.score), (found.seconds.backward, longest.seconds.backward)]
+    let estimate = under(&shorter, &memory, &profile);
+    assert_eq!(estimate.phases, longest.phases);
+    for (seconds, longest) in
+        [(estimate.seconds.score, longest.seconds.score), (estimate.seconds.backward, longest.seconds.backward)]
     {
-        assert!((found / longest - 0.5).abs() < 1e-9, "{found} of {longest}");
+        assert!((seconds / longest - 0.5).abs() < 1e-9, "{seconds} of {longest}");
     }
     // prompts and decoded tokens are half as many, all but the first
-    let ratio = found.seconds.rollout / longest.seconds.rollout;
+    let ratio = estimate.seconds.rollout / longest.seconds.rollout;
     assert!((ratio - 0.5).abs() < 0.01, "{ratio}");
 }

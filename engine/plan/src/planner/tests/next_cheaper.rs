@@ -16,7 +16,7 @@ fn the_next_cheaper_plan_is_smaller_by_what_was_mispredicted() {
     assert!(again.estimate.peak_bytes as f64 <= 0.91 * next.estimate.peak_bytes as f64);
 }
 
-/// What a runtime takes for itself no plan can save: of a small model it is most of what is in use.
+/// No plan reduces the runtime's overhead, most of what a small model uses.
 #[test]
 fn the_next_cheaper_plan_saves_a_tenth_of_what_plans_decide_about() {
     let mut small = request(arch(3, 128, 512), Backend::Cuda);

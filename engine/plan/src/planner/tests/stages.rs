@@ -13,22 +13,22 @@ fn in_stages(pipeline: u64) -> Request {
     request.spread(parallel).expect("layers for all")
 }
 
-fn of_stages(request: &Request, plan: &Plan) -> Vec<Estimate> {
+fn stage_estimates(request: &Request, plan: &Plan) -> Vec<Estimate> {
     estimate_stages(&request.workload, plan, &request.profile, &request.parallel)
 }
 
 #[test]
 fn a_plan_within_a_budget_keeps_every_stage_within_it() {
-    for asked in [in_stages(2), with_critic(in_stages(4))] {
-        let free = asked.fit().expect("fits").estimate.peak_bytes;
+    for request in [in_stages(2), with_critic(in_stages(4))] {
+        let free = request.fit().expect("fits").estimate.peak_bytes;
         let mut plans = 0;
         // a tenth of a budget is kept free
         for share in [1.1, 1.05, 1.0, 0.95, 0.9] {
-            let tight = within(asked.clone(), (free as f64 * share) as u64);
+            let tight = within(request.clone(), (free as f64 * share) as u64);
             let Ok(fit) = tight.fit() else { break };
             plans += 1;
             let allowed = tight.allowed().expect("a budget");
-            for stage in of_stages(&tight, &fit.plan) {
+            for stage in stage_estimates(&tight, &fit.plan) {
                 assert!(stage.peak_bytes <= allowed, "{share}");
             }
         }
@@ -49,17 +49,13 @@ fn stages_hold_a_run_whose_state_one_device_does_not_hold() {
 
 #[test]
 fn the_plan_after_one_that_ran_out_is_smaller_on_every_stage() {
-    let asked = in_stages(2);
-    let current = asked.as_configured().expect("a plan").plan;
+    let request = in_stages(2);
+    let current = request.as_configured().expect("a plan").plan;
     let failure = Failure { phase: Some(EstimatePhase::Backward), ..Failure::default() };
-    let next = asked.next_cheaper(&current, &failure).expect("a plan").plan;
+    let next = request.next_cheaper(&current, &failure).expect("a plan").plan;
     let bytes = |plan: &Plan| {
-        let stages = of_stages(&asked, plan).into_iter();
-        let phases = stages.map(|stage| {
-            let phase = stage.phase(EstimatePhase::Backward).expect("a phase");
-            phase.total_bytes
-        });
-        phases.max().expect("stages")
+        let stages = stage_estimates(&request, plan).into_iter();
+        stages.map(|stage| stage.phase(EstimatePhase::Backward).expect("a phase").total_bytes).max().expect("stages")
     };
     assert!(10 * bytes(&next) <= 9 * bytes(&current));
 }

@@ -11,7 +11,7 @@ fn small() -> Request {
     request
 }
 
-/// The same after a warm-up of so many examples a step, and tokens of one.
+/// Adds a warm-up with `batch` examples per step and `length` tokens per example.
 fn warmed(mut request: Request, batch: u64, length: u64) -> Request {
     request.workload.warm_up = Some(WarmUp { batch, length, clips: true, scales_loss: false });
     request
@@ -34,34 +34,33 @@ fn budget_of(request: &Request, allowed: u64) -> u64 {
 fn a_warm_up_is_predicted_as_supervised_training_of_its_batch_is() {
     let warm = warmed(small(), 64, 24);
     let plan = warm.as_configured().expect("a plan").plan;
-    let found = warm.estimate(&plan);
+    let predicted = warm.estimate(&plan);
     let supervised = warm.workload.warming_up().expect("a warm-up");
     assert_eq!(supervised.mini_rollouts(), 64);
     let supervised = estimate(&supervised, &plan, &warm.profile);
-    for (own, named) in [
+    for (phase, named) in [
         (EstimatePhase::Backward, EstimatePhase::WarmupBackward),
         (EstimatePhase::Optimizer, EstimatePhase::WarmupOptimizer),
     ] {
-        assert_eq!(bytes(&found, named), bytes(&supervised, own), "{named}");
+        assert_eq!(bytes(&predicted, named), bytes(&supervised, phase), "{named}");
     }
     let without = small().estimate(&plan);
     assert!(without.phases.iter().all(|p| !is_of_the_warm_up(p.name)));
-    assert!(bytes(&found, EstimatePhase::WarmupBackward) > 2 * without.peak_bytes);
-    assert_eq!(found.peak_bytes, bytes(&found, EstimatePhase::WarmupBackward));
+    assert!(bytes(&predicted, EstimatePhase::WarmupBackward) > 2 * without.peak_bytes);
+    assert_eq!(predicted.peak_bytes, bytes(&predicted, EstimatePhase::WarmupBackward));
     // what is left is the steps, to the byte
-    let steps: Vec<_> = found.phases.into_iter().filter(|p| !is_of_the_warm_up(p.name)).collect();
+    let steps: Vec<_> = predicted.phases.into_iter().filter(|p| !is_of_the_warm_up(p.name)).collect();
     assert_eq!(steps, without.phases);
-    assert_eq!(found.seconds, without.seconds);
+    assert_eq!(predicted.seconds, without.seconds);
 }
 
 #[test]
 fn a_critic_waits_without_state_while_the_policy_warms_up() {
     let warm = warmed(with_critic(small()), 64, 24);
     let plan = warm.as_configured().expect("a plan").plan;
-    let found = warm.estimate(&plan);
+    let estimate = warm.estimate(&plan);
     let held = |phase: EstimatePhase, category| {
-        let phase = found.phase(phase).expect("a phase");
-        phase.categories.get(&category).copied().unwrap_or(0)
+        estimate.phase(phase).expect("a phase").categories.get(&category).copied().unwrap_or(0)
     };
     let weights = |phase| held(phase, Category::Critic);
     assert_eq!(weights(EstimatePhase::WarmupBackward), weights(EstimatePhase::Backward));
@@ -69,9 +68,9 @@ fn a_critic_waits_without_state_while_the_policy_warms_up() {
     let moments = |phase| held(phase, Category::Moments);
     let alone = warmed(small(), 64, 24);
     let plan = alone.as_configured().expect("a plan").plan;
-    let own = alone.estimate(&plan);
-    let own = &own.phase(EstimatePhase::Backward).expect("a phase").categories;
-    assert_eq!(moments(EstimatePhase::WarmupBackward), own[&Category::Moments]);
+    let estimate = alone.estimate(&plan);
+    let categories = &estimate.phase(EstimatePhase::Backward).expect("a phase").categories;
+    assert_eq!(moments(EstimatePhase::WarmupBackward), categories[&Category::Moments]);
     assert!(moments(EstimatePhase::Backward) > 3 * moments(EstimatePhase::WarmupBackward) / 2);
 }
 
@@ -87,9 +86,9 @@ fn no_plan_is_taken_that_the_warm_up_exceeds() {
     assert!(cut.estimate.peak_bytes <= warm.allowed().expect("a budget"));
     // a few long examples take more than all of a step's rollouts
     let long = within(warmed(small(), 4, 400), budget);
-    let found = long.fit().expect("a plan");
-    assert!(found.estimate.peak_bytes <= long.allowed().expect("a budget"));
-    assert!(found.plan.policy().train_tokens >= 400);
+    let fit = long.fit().expect("a plan");
+    assert!(fit.estimate.peak_bytes <= long.allowed().expect("a budget"));
+    assert!(fit.plan.policy().train_tokens >= 400);
     let exceeded = long.estimate(&steps.plan);
     assert!(exceeded.peak_bytes > long.allowed().expect("a budget"));
 }
@@ -114,7 +113,7 @@ fn updating_on_the_way() -> Request {
     request.max_num_seqs = 8;
     let plain = request.as_configured().expect("a plan").estimate.peak_bytes;
     let budgets = (5..10).rev().map(|tenths| plain * tenths / 10);
-    let mut found = budgets
+    let mut fits = budgets
         .map(|allowed| {
             let budget = budget_of(&request, allowed);
             within(request.clone(), budget)
@@ -123,7 +122,7 @@ fn updating_on_the_way() -> Request {
             let fit = request.fit();
             fit.is_ok_and(|fit| fit.plan.policy().optimizer.in_backward)
         });
-    found.next().expect("a budget that wants updates in the backward pass")
+    fits.next().expect("a budget that wants updates in the backward pass")
 }
 
 #[test]

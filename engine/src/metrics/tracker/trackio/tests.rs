@@ -39,9 +39,9 @@ fn a_resumed_run_goes_on_in_its_own_rows_and_another_has_others() {
     second.metrics(2, &metrics(f64::NAN)).unwrap();
 
     let rows = rows(&trackio.join("myproject.db"));
-    let own: Vec<_> = rows.iter().filter(|row| row.0 == rows[0].0).collect();
-    let found: Vec<_> = own.iter().map(|row| (row.1, row.2.as_str())).collect();
-    assert_eq!(found, [(0, r#"{"actor/lr":0.0}"#), (1, r#"{"actor/lr":1.0}"#), (2, r#"{"actor/lr":"NaN"}"#)]);
+    let run_rows: Vec<_> = rows.iter().filter(|row| row.0 == rows[0].0).collect();
+    let values: Vec<_> = run_rows.iter().map(|row| (row.1, row.2.as_str())).collect();
+    assert_eq!(values, [(0, r#"{"actor/lr":0.0}"#), (1, r#"{"actor/lr":1.0}"#), (2, r#"{"actor/lr":"NaN"}"#)]);
     assert_eq!(rows.len(), 4, "{rows:?}");
     let connection = Connection::open(trackio.join("myproject.db")).unwrap();
     let configs: i64 = connection.query_row("SELECT COUNT(*) FROM configs", [], |row| row.get(0)).unwrap();
@@ -63,7 +63,7 @@ fn rows_of_a_time_in_which_the_database_was_locked_are_written_afterwards() {
     for step in 2..100 {
         assert!(tracker.metrics(step, &metrics(2.0)).is_err());
     }
-    assert!(started.elapsed() < 10 * PATIENCE, "{:?}", started.elapsed());
+    assert!(started.elapsed() < 10 * BUSY_TIMEOUT, "{:?}", started.elapsed());
     other.execute_batch("COMMIT").unwrap();
     tracker.metrics(100, &metrics(3.0)).unwrap();
     let steps: Vec<i64> = rows(&path).iter().map(|row| row.1).collect();
@@ -77,27 +77,27 @@ fn a_database_that_can_never_be_written_to_keeps_the_latest_rows_only() {
     let mut tracker = Trackio::in_folder(temp.path());
     let error = tracker.begin(&tracked(temp.path(), &Value::Null, None));
     assert!(error.unwrap_err().to_string().contains("myproject.db"));
-    for step in 0..MOST_WAITING as u64 + 10 {
+    for step in 0..MAX_PENDING as u64 + 10 {
         assert!(tracker.metrics(step, &Metrics::new()).is_err());
     }
-    assert_eq!(tracker.waiting.len(), MOST_WAITING);
-    assert_eq!(tracker.waiting[0].step, 10);
+    assert_eq!(tracker.pending.len(), MAX_PENDING);
+    assert_eq!(tracker.pending[0].step, 10);
 }
 
 #[test]
 fn the_folder_is_the_one_that_trackio_uses() {
-    let found = |set: &'static [(&'static str, &'static str)]| {
+    let folder_with = |set: &'static [(&'static str, &'static str)]| {
         folder(|name| {
-            let own = set.iter().find(|(known, _)| *known == name);
-            own.map(|(_, value)| PathBuf::from(value))
+            let variable = set.iter().find(|(known, _)| *known == name);
+            variable.map(|(_, value)| PathBuf::from(value))
         })
     };
     let expect = |path: &str| Some(PathBuf::from(path));
-    assert_eq!(found(&[("TRACKIO_DIR", "/t"), ("HF_HOME", "/h")]), expect("/t"));
-    assert_eq!(found(&[("TRACKIO_DIR", ""), ("HF_HOME", "/h")]), expect("/h/trackio"));
-    assert_eq!(found(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/u")]), expect("/c/huggingface/trackio"));
-    assert_eq!(found(&[("HOME", "/u")]), expect("/u/.cache/huggingface/trackio"));
-    assert_eq!(found(&[]), None);
+    assert_eq!(folder_with(&[("TRACKIO_DIR", "/t"), ("HF_HOME", "/h")]), expect("/t"));
+    assert_eq!(folder_with(&[("TRACKIO_DIR", ""), ("HF_HOME", "/h")]), expect("/h/trackio"));
+    assert_eq!(folder_with(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/u")]), expect("/c/huggingface/trackio"));
+    assert_eq!(folder_with(&[("HOME", "/u")]), expect("/u/.cache/huggingface/trackio"));
+    assert_eq!(folder_with(&[]), None);
     let mut homeless = Trackio { folder: None, ..Trackio::new() };
     let error = homeless.begin(&tracked(Path::new("."), &Value::Null, None));
     assert!(error.unwrap_err().to_string().contains("TRACKIO_DIR"));

@@ -1,7 +1,7 @@
 //! Rewards by a command.
 
 use super::super::{Failure, Program, ProgramResult};
-use super::{Bench, LENGTHS, Rows, program, prompt, rewards, row, said};
+use super::{Bench, LENGTHS, Rows, program, prompt, results, rewards, row};
 use crate::task::RewardProgram;
 use serde_json::{Map, json};
 
@@ -23,7 +23,7 @@ for line in sys.stdin:
 fn by_command(how: &str, texts: &[&str]) -> Vec<ProgramResult> {
     let script = ECHO.replace("HOW", how);
     let program = Program::open("judge", &command(&script), &Rows(vec![row("")]));
-    said(&program.expect("opens"), &prompt(row("42")), texts)
+    results(&program.expect("opens"), &prompt(row("42")), texts)
 }
 
 #[test]
@@ -41,8 +41,8 @@ fn a_command_answers_lines_in_any_order() {
         &["a", "bb", "ccc"],
     );
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
-    let found: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
-    assert_eq!(found, LENGTHS);
+    let values: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
+    assert_eq!(values, LENGTHS);
     let mut why = Map::new();
     why.insert("why".to_owned(), json!("long"));
     assert_eq!(judged[0].extra, why);
@@ -75,7 +75,7 @@ fn what_is_no_answer_of_a_command_is_not_taken_for_one() {
     let program = Program::open("judge", &command(&program), &Rows(vec![row("")]));
     let program = program.expect("opens");
     assert_eq!(rewards(&program, &["a"]), [Some(1.0)]);
-    let outcomes = said(&program, &prompt(row("")), &["bb"]);
+    let outcomes = results(&program, &prompt(row("")), &["bb"]);
     let Err(Failure::Misused(reason)) = &outcomes[0] else { panic!("{outcomes:?}") };
     assert!(reason.contains("it answered id 0, which it was not asked, or twice"), "{reason}");
 }

@@ -1,7 +1,7 @@
 //! Workers that die, hang or flood their output, and functions that raise or return what is no reward.
 
 use super::super::{PendingScores, Progress};
-use super::{Bench, LENGTHS, prompt, rewards, row, said};
+use super::{Bench, LENGTHS, prompt, results, rewards, row};
 use crate::reward::{Answer, CompletionId, Failure};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ def f(completions, **kwargs):
     };
     for workers in [1, 3] {
         let program = bench.open("f", &json!({"workers": workers}));
-        let outcomes = said(&program, &prompt(row("")), &["a", "bad", "ccc", "dd"]);
+        let outcomes = results(&program, &prompt(row("")), &["a", "bad", "ccc", "dd"]);
         let lost = outcomes[1].as_ref().expect_err("lost").to_string();
         assert!(lost.contains("its process ended (exit status: 3)"), "{lost}");
         assert!(lost.contains("about to die of bad"), "{lost}");
@@ -89,7 +89,7 @@ def numbers(solution_strs, ground_truths, **kwargs):
         ("numbers", "raised ZeroDivisionError: ", "rewards.py, line 36)"),
     ];
     for (count, (function, raised, place)) in (1..).zip(cases) {
-        let outcomes = said(&bench.open(function, &json!({})), &prompt(row("")), &["a", "b", "cc"]);
+        let outcomes = results(&bench.open(function, &json!({})), &prompt(row("")), &["a", "b", "cc"]);
         for outcome in outcomes {
             let Err(Failure::Misused(reason)) = outcome else { panic!("{function}: {outcome:?}") };
             for part in [&format!("`{function}` "), raised, place, " when called with 3 completions\nTraceback"] {
@@ -123,15 +123,15 @@ def interrupted(data_source, solution_str, ground_truth, extra_info=None):
         return;
     };
     for (function, line) in [("raises", 6), ("waits", 8)] {
-        let outcomes = said(&bench.open(function, &json!({})), &prompt(row("")), &["a", "b", "cc"]);
+        let outcomes = results(&bench.open(function, &json!({})), &prompt(row("")), &["a", "b", "cc"]);
         let Err(Failure::Misused(reason)) = &outcomes[1] else { panic!("{function}: {outcomes:?}") };
         for part in [&format!("`{function}` raised KeyError: 'b' ("), &format!("rewards.py, line {line})")] {
             assert!(reason.contains(part.as_str()), "{part:?} is not in {reason}");
         }
         assert!(outcomes[0].is_ok() && outcomes[2].is_ok(), "{outcomes:?}");
     }
-    let outcomes = said(&bench.open("interrupted", &json!({})), &prompt(row("")), &["a", "b"]);
-    assert!(outcomes.iter().flatten().all(|own| own.value == Some(1.0) && own.repeated), "{outcomes:?}");
+    let outcomes = results(&bench.open("interrupted", &json!({})), &prompt(row("")), &["a", "b"]);
+    assert!(outcomes.iter().flatten().all(|score| score.value == Some(1.0) && score.repeated), "{outcomes:?}");
 }
 
 #[test]
@@ -143,10 +143,10 @@ fn what_a_function_reports_may_be_no_text() {
     ) else {
         return;
     };
-    let outcomes = said(&bench.open("half", &json!({})), &prompt(row("")), &["a", "bb"]);
-    assert!(outcomes.iter().all(|own| own.as_ref().is_ok_and(|own| own.extra["x"] == "?")), "{outcomes:?}");
-    let outcomes = said(&bench.open("raises", &json!({})), &prompt(row("")), &["a", "bb"]);
-    assert!(outcomes.iter().all(|own| matches!(own, Err(Failure::Misused(_)))), "{outcomes:?}");
+    let outcomes = results(&bench.open("half", &json!({})), &prompt(row("")), &["a", "bb"]);
+    assert!(outcomes.iter().all(|result| result.as_ref().is_ok_and(|score| score.extra["x"] == "?")), "{outcomes:?}");
+    let outcomes = results(&bench.open("raises", &json!({})), &prompt(row("")), &["a", "bb"]);
+    assert!(outcomes.iter().all(|result| matches!(result, Err(Failure::Misused(_)))), "{outcomes:?}");
 }
 
 #[test]
@@ -179,7 +179,7 @@ def floods(completions, **kwargs):
     };
     for function in ["dies", "floods"] {
         let program = bench.open(function, &json!({}));
-        let outcomes = said(&program, &prompt(row("")), &["a", "bb", "ccc"]);
+        let outcomes = results(&program, &prompt(row("")), &["a", "bb", "ccc"]);
         let judged: Vec<_> = outcomes.into_iter().map(|o| o.expect("judged")).collect();
         assert_eq!(judged.iter().map(|score| score.value).collect::<Vec<_>>(), LENGTHS, "{function}");
         // output of its own is no failure
@@ -241,7 +241,7 @@ wrapped = functools.partial(one)
         ("wrapped", "`one` (", 6, "returned 1 rewards for 3 completions"),
     ];
     for (count, (function, name, line, part)) in (1..).zip(cases) {
-        let outcomes = said(&bench.open(function, &json!({})), &prompt(row("")), &["a", "bb", "ccc"]);
+        let outcomes = results(&bench.open(function, &json!({})), &prompt(row("")), &["a", "bb", "ccc"]);
         for outcome in outcomes {
             let Err(Failure::Misused(reason)) = outcome else { panic!("{function}: {outcome:?}") };
             for part in [name, "rewards.py", &format!("line {line})"), part] {
@@ -269,7 +269,7 @@ def keyed(data_source, solution_str, ground_truth, extra_info=None):
     };
     for (function, line) in [("group", 3), ("compute_score", 5), ("keyed", 7)] {
         let program = bench.open(function, &json!({}));
-        let outcomes = said(&program, &prompt(row("42")), &["a", "bb", "ccc", "dddd", "eeeee"]);
+        let outcomes = results(&program, &prompt(row("42")), &["a", "bb", "ccc", "dddd", "eeeee"]);
         let [one, nan, infinite, text, list] = &outcomes[..] else { panic!("five: {outcomes:?}") };
         assert_eq!(one.as_ref().expect("judged").value, Some(1.0), "{function}");
         assert_eq!(nan.as_ref().expect("judged").value, None, "{function}");
@@ -300,7 +300,7 @@ def f(completions, **kwargs):
         return;
     };
     let program = bench.open("f", &json!({"timeout": 2.0}));
-    let outcomes = said(&program, &prompt(row("")), &["a", "bad", "ccc"]);
+    let outcomes = results(&program, &prompt(row("")), &["a", "bad", "ccc"]);
     let lost = outcomes[1].as_ref().expect_err("lost").to_string();
     assert!(lost.contains("no answer within 2 s"), "{lost}");
     assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
@@ -393,7 +393,7 @@ def f(completions, **kwargs):
     };
     let pending: Vec<_> = groups.iter().map(submit).collect();
     let results: Vec<_> = pending.into_iter().flat_map(PendingScores::wait).collect();
-    let found = results.iter().map(|o| o.as_ref().expect("judged").value);
+    let values = results.iter().map(|o| o.as_ref().expect("judged").value);
     let expected = groups.iter().flatten().map(|text| text.parse().ok());
-    assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    assert_eq!(values.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
 }

@@ -22,10 +22,10 @@ pub(super) fn feed_forwards(f: &Fields<'_>, spec: &FamilySpec, layers: usize) ->
     }
     let dense = dense_layers(f)?;
     let step = f.size("decoder_sparse_step")?.unwrap_or(1);
-    let of = |layer: usize| {
+    let feed_forward = |layer: usize| {
         if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) { FeedForward::Dense } else { experts }
     };
-    Ok((0..layers).map(of).collect())
+    Ok((0..layers).map(feed_forward).collect())
 }
 
 /// `num_experts` is `num_local_experts` in configs of transformers 5. Defaults are transformers' of the family.
@@ -85,22 +85,20 @@ mod tests {
     }
 
     fn layers(changes: &Value) -> Vec<usize> {
-        let arch = parse(changes).unwrap();
-        arch.expert_layers().map(|(layer, _)| layer).collect()
+        parse(changes).unwrap().expert_layers().map(|(layer, _)| layer).collect()
     }
 
     #[test]
     fn layers_are_mixtures_unless_they_are_listed_or_between_the_steps() {
         assert_eq!(layers(&json!({})), [0, 1, 2, 3, 4, 5]);
         assert_eq!(layers(&json!({"decoder_sparse_step": 2})), [1, 3, 5]);
-        let both = json!({"decoder_sparse_step": 2, "mlp_only_layers": [3, 0]});
-        assert_eq!(layers(&both), [1, 5]);
+        let changes = json!({"decoder_sparse_step": 2, "mlp_only_layers": [3, 0]});
+        assert_eq!(layers(&changes), [1, 5]);
     }
 
     #[test]
     fn both_names_of_the_number_of_experts_are_read() {
-        let named = parse(&json!({"num_experts": null, "num_local_experts": 16})).unwrap();
-        let experts = named.experts(0).unwrap();
+        let experts = parse(&json!({"num_experts": null, "num_local_experts": 16})).unwrap().experts(0).unwrap();
         let sizes = [experts.count, experts.per_token, experts.intermediate_size];
         assert_eq!((sizes, experts.normalised), ([16, 2, 12], false));
     }

@@ -1,4 +1,4 @@
-//! What differs from layer to layer: windows, mixers, and whether there is a rotary embedding.
+//! Settings that differ per layer: windows, mixers, and rotary embedding.
 
 use super::fields::Fields;
 use crate::arch::Mixer;
@@ -9,13 +9,13 @@ use serde_json::Value;
 /// A layer's attention, as transformers' `layer_types` tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayerKind {
-    /// Whether it is one of the layers with a window (`sliding_attention`), in families that have both kinds.
+    /// True for the layers with a window (`sliding_attention`), in families that have both kinds.
     pub sliding: bool,
     /// The window, where it has one.
     pub window: Option<usize>,
-    /// Whether it rotates queries and keys.
+    /// True if it rotates queries and keys.
     pub rotary: bool,
-    /// What mixes its tokens.
+    /// Its token mixer.
     pub mixer: Mixer,
 }
 
@@ -23,10 +23,7 @@ pub(super) struct LayerKind {
 pub(super) fn layers(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Vec<LayerKind>> {
     let window = window(f, spec)?;
     let rotary = rotary(f, spec, layers)?;
-    let sliding = match layer_types(f, spec, layers)? {
-        Some(types) => types,
-        None => sliding_layers(f, spec, layers, &rotary)?,
-    };
+    let sliding = sliding_layers(f, spec, layers, &rotary)?;
     let mixers = mixers(f, spec, layers)?;
     let kinds = sliding.into_iter().zip(rotary).zip(mixers);
     let kinds = kinds.map(|((sliding, rotary), mixer)| LayerKind {
@@ -38,34 +35,35 @@ pub(super) fn layers(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result
     Ok(kinds.collect())
 }
 
-/// What mixes the tokens of each layer: in Qwen 3.5 every so-manieth layer attends, unless a list says which.
+/// Token mixer of each layer: in Qwen 3.5 every nth layer attends, unless `layer_types` lists them.
 fn mixers(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Vec<Mixer>> {
     if !spec.delta_net {
         return Ok(vec![Mixer::Attention; layers]);
     }
-    let Some(types) = f.by_layer("layer_types", layers)? else {
-        let every = f.size("full_attention_interval")?.unwrap_or(4);
-        let mixer = |i: usize| match (i + 1) % every {
-            0 => Mixer::Attention,
-            _ => Mixer::GatedDeltaNet,
-        };
-        return Ok((0..layers).map(mixer).collect());
-    };
-    check_length(f, &types, layers)?;
-    let mixer = types.iter().map(|t| match t.as_str() {
-        Some("full_attention") => Ok(Mixer::Attention),
-        Some("linear_attention") => Ok(Mixer::GatedDeltaNet),
-        _ => Err(f.error(format!("`layer_types` names {t}; known: full_attention, linear_attention"))),
-    });
-    mixer.collect()
+    let known = [("full_attention", Mixer::Attention), ("linear_attention", Mixer::GatedDeltaNet)];
+    if let Some(mixers) = layer_types(f, layers, known)? {
+        return Ok(mixers);
+    }
+    let every = f.size("full_attention_interval")?.unwrap_or(4);
+    let mixer = |i: usize| if (i + 1).is_multiple_of(every) { Mixer::Attention } else { Mixer::GatedDeltaNet };
+    Ok((0..layers).map(mixer).collect())
 }
 
-/// `layer_types` has an entry for each layer, and no more.
-fn check_length(f: &Fields<'_>, types: &[Value], layers: usize) -> Result<()> {
-    if types.len() == layers {
-        return Ok(());
+/// The entries of `layer_types`, one for each layer and no more, by their known names.
+fn layer_types<T: Copy>(f: &Fields<'_>, layers: usize, known: [(&str, T); 2]) -> Result<Option<Vec<T>>> {
+    let Some(types) = f.by_layer("layer_types", layers)? else {
+        return Ok(None);
+    };
+    if types.len() != layers {
+        return Err(f.error(format!("`layer_types` has {} entries for {layers} layers", types.len())));
     }
-    Err(f.error(format!("`layer_types` has {} entries for {layers} layers", types.len())))
+    let kind = |t: &Value| {
+        let kind = known.iter().find(|(name, _)| t.as_str() == Some(name));
+        kind.map(|(_, kind)| *kind).ok_or_else(|| {
+            f.error(format!("`layer_types` names {t}; known: {}", known.map(|(name, _)| name).join(", ")))
+        })
+    };
+    types.iter().map(kind).collect::<Result<Vec<T>>>().map(Some)
 }
 
 /// The window of the layers that have one.
@@ -81,22 +79,13 @@ fn window(f: &Fields<'_>, spec: &FamilySpec) -> Result<Option<usize>> {
     })
 }
 
-fn layer_types(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Option<Vec<bool>>> {
-    let types = if spec.lists_windows { f.by_layer("layer_types", layers)? } else { None };
-    let Some(types) = types else {
-        return Ok(None);
-    };
-    check_length(f, &types, layers)?;
-    let sliding = types.iter().map(|t| match t.as_str() {
-        Some("full_attention") => Ok(false),
-        Some("sliding_attention") => Ok(true),
-        _ => Err(f.error(format!("`layer_types` names {t}; known: full_attention, sliding_attention"))),
-    });
-    sliding.collect::<Result<Vec<bool>>>().map(Some)
-}
-
-/// Which layers have the window where no list says so.
+/// The layers that have the window.
 fn sliding_layers(f: &Fields<'_>, spec: &FamilySpec, layers: usize, rotary: &[bool]) -> Result<Vec<bool>> {
+    if spec.lists_windows
+        && let Some(sliding) = layer_types(f, layers, [("full_attention", false), ("sliding_attention", true)])?
+    {
+        return Ok(sliding);
+    }
     Ok(match spec.windowed {
         Windowed::None => vec![false; layers],
         Windowed::All => vec![true; layers],
@@ -178,13 +167,12 @@ mod tests {
     #[test]
     fn smollm_3_leaves_rotary_embedding_out_of_every_fourth_layer_unless_listed() {
         let rotary = |changes: Value| {
-            let ropes = parse(changes).unwrap().ropes.into_iter();
-            ropes.map(|rope| rope.is_some()).collect::<Vec<bool>>()
+            parse(changes).unwrap().ropes.into_iter().map(|rope| rope.is_some()).collect::<Vec<bool>>()
         };
-        let all = |list: [u8; 6]| list.map(|x| x == 1).to_vec();
-        assert_eq!(rotary(json!({"model_type": "smollm3"})), all([1, 1, 1, 0, 1, 1]));
+        let flags = |list: [u8; 6]| list.map(|x| x == 1).to_vec();
+        assert_eq!(rotary(json!({"model_type": "smollm3"})), flags([1, 1, 1, 0, 1, 1]));
         let listed = json!({"model_type": "smollm3", "no_rope_layers": [0, 1, 0, 1, 1, 1]});
-        assert_eq!(rotary(listed), all([0, 1, 0, 1, 1, 1]));
+        assert_eq!(rotary(listed), flags([0, 1, 0, 1, 1, 1]));
         let wrong = json!({"model_type": "smollm3", "no_rope_layers": [2, 1, 0, 1, 1, 1]});
         let message = parse(wrong).unwrap_err().to_string();
         assert!(message.contains("no_rope_layers"), "{message}");
@@ -218,10 +206,10 @@ mod tests {
         let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
         for family in ["llama", "mistral", "qwen2", "qwen3", "gemma2", "smollm3", "ministral3"] {
             let arch = parse(json!({"model_type": family, "rope_scaling": yarn})).unwrap();
-            let Some(RopeScaling::Yarn(own)) = arch.ropes[0].as_ref().map(|r| &r.scaling) else {
+            let Some(RopeScaling::Yarn(yarn)) = arch.ropes[0].as_ref().map(|r| &r.scaling) else {
                 panic!("{family}: {:?}", arch.ropes[0]);
             };
-            assert!((own.attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-15);
+            assert!((yarn.attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-15);
             assert_eq!(arch.max_positions, 256, "{family}");
         }
         let wrong = json!({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 8.0});

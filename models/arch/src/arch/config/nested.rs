@@ -11,19 +11,16 @@ const NESTED: [(&str, &str, &str); 5] = [
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
 ];
 
-/// Classes whose models are written again as they were read, around a language model that was trained.
-const KEPT: [&str; 2] = ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"];
-
-/// Whether a config is of such a class.
-pub(super) fn is_kept(config: &Map<String, Value>) -> bool {
-    let class = config.get("architectures").and_then(|all| all.get(0));
-    class.and_then(Value::as_str).is_some_and(|class| KEPT.contains(&class))
+/// True for the classes whose models are written again as they were read, around a language model that was trained.
+pub(super) fn keeps_outer_model(config: &Map<String, Value>) -> bool {
+    let class = config.get("architectures").and_then(|classes| classes.get(0)?.as_str());
+    matches!(class, Some("Qwen3_5ForConditionalGeneration" | "Qwen3_5MoeForConditionalGeneration"))
 }
 
 /// Keys that stand beside `text_config` and hold for the language model where it has none of its own.
 const SHARED: [&str; 5] = ["bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype"];
 
-/// Whether the head is the embedding: transformers 5 reads that of the whole model, whatever `text_config` has.
+/// Key that ties the head to the embedding: transformers 5 reads that of the whole model and ignores `text_config`'s.
 const TIED: &str = "tie_word_embeddings";
 
 /// The config of the language model in `config`, as that of a model by itself; `None` where `config` is no such
@@ -33,14 +30,14 @@ pub(super) fn language_model(config: &Map<String, Value>) -> Option<Map<String, 
     let text = config.get("text_config")?.as_object()?;
     let model_type = text.get("model_type")?.as_str()?;
     let known = NESTED.iter().find(|n| n.0 == class && n.1 == model_type)?;
-    let mut own = text.clone();
+    let mut model = text.clone();
     for key in SHARED {
         if let Some(value) = config.get(key) {
-            own.entry(key).or_insert_with(|| value.clone());
+            model.entry(key).or_insert_with(|| value.clone());
         }
     }
-    let tied = config.get(TIED).filter(|own| !own.is_null());
-    own.insert(TIED.into(), tied.cloned().unwrap_or_else(|| json!(!class.starts_with("Qwen3_5"))));
+    let tied = config.get(TIED).filter(|tied| !tied.is_null());
+    model.insert(TIED.into(), tied.cloned().unwrap_or_else(|| json!(!class.starts_with("Qwen3_5"))));
     if model_type == "gemma3_text" {
         // published configs leave out what is transformers' default
         for (key, value) in [
@@ -50,11 +47,11 @@ pub(super) fn language_model(config: &Map<String, Value>) -> Option<Map<String, 
             ("head_dim", 256),
             ("max_position_embeddings", 131_072),
         ] {
-            own.entry(key).or_insert(json!(value));
+            model.entry(key).or_insert(json!(value));
         }
     }
-    own.insert("architectures".into(), json!([known.2]));
-    Some(own)
+    model.insert("architectures".into(), json!([known.2]));
+    Some(model)
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 
 /// The tables of rotary settings that a config has.
 struct RopeTables {
-    /// Of all layers, or of those without a window where [`Self::sliding`] has others.
+    /// The table of all layers, or of layers without a window where [`Self::sliding`] has another.
     full: Map<String, Value>,
-    /// Of layers with a window, where they have one of their own.
+    /// The table of layers with a window, where it is another one.
     sliding: Option<Map<String, Value>>,
 }
 
@@ -28,7 +28,7 @@ impl RopeTables {
                     check_lost(f, spec, &older, &newer)?;
                     older
                 }
-                (Some(own), None) | (None, Some(own)) => own,
+                (Some(table), None) | (None, Some(table)) => table,
                 (None, None) => serde_json::from_str(spec.rope).unwrap_or_default(),
             };
             return Ok(Self { full, sliding: None });
@@ -99,11 +99,11 @@ pub(super) fn ropes(
         (Some(table), Some(local)) => rope(table, theta("rope_local_base_freq", local)?)?,
         (Some(table), None) => rope(table, full_theta)?,
     };
-    let of = |kind: &LayerKind| {
-        let own = if kind.sliding { &sliding } else { &full };
-        kind.rotary.then(|| own.clone())
+    let layer_rope = |kind: &LayerKind| {
+        let rope = if kind.sliding { &sliding } else { &full };
+        kind.rotary.then(|| rope.clone())
     };
-    Ok(kinds.iter().map(of).collect())
+    Ok(kinds.iter().map(layer_rope).collect())
 }
 
 /// One table of rotary settings.
@@ -126,7 +126,7 @@ fn rope(
 
 fn rotary_factor(f: &Fields<'_>, table: &Fields<'_>) -> Result<Option<f64>> {
     match table.number("partial_rotary_factor")? {
-        Some(own) => Ok(Some(own)),
+        Some(factor) => Ok(Some(factor)),
         None => f.number("partial_rotary_factor"),
     }
 }
@@ -178,7 +178,7 @@ fn yarn(f: &Fields<'_>, r: &Fields<'_>, factor: f64, original: usize) -> Result<
     let mscales = number("mscale")?.zip(number("mscale_all_dim")?);
     let attention_factor = match r.number("attention_factor")? {
         Some(factor) => factor,
-        None => Yarn::default_attention_factor(factor, mscales.map(|(one, all)| [one, all])),
+        None => Yarn::default_attention_factor(factor, mscales.map(|(one, all_dim)| [one, all_dim])),
     };
     let yarn = Yarn {
         factor,
@@ -224,7 +224,8 @@ mod tests {
         Arch::from_config(config, Path::new("config.json"))
     }
 
-    /// What transformers 5.24 makes of both keys: the base, and the factor of the scaling, of the first and last layer.
+    /// Results of transformers 5.24 for both keys: the base, and the factor of the scaling, of the first and last
+    /// layer.
     #[test]
     fn of_two_keys_for_one_setting_the_one_that_transformers_takes_counts() {
         let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128});

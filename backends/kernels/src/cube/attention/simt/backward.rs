@@ -6,7 +6,6 @@ use super::super::blocks::{
 };
 use super::tile::{OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
 use crate::prefix_groups::BLOCK;
-use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// Turns products of queries and keys (`scores`) into probabilities P, and products of values and output gradients
@@ -67,7 +66,7 @@ pub(crate) fn query_backward<F: Float>(
     let mut sums = Array::<f32>::new(comptime!(OWN * each));
     clear(&mut sums, comptime!(OWN * each));
     let block = query_block(table, &layout);
-    let own = block_rows(&block, layout.heads, dim);
+    let query_rows = block_rows(&block, layout.heads, dim);
     let mut entry = block.entry;
     while entry < block.last {
         let keys = visible_keys(table, &layout, entry, &block);
@@ -77,8 +76,8 @@ pub(crate) fn query_backward<F: Float>(
             let other = key_rows(&part, &block, &layout, dim, TILE);
             clear(&mut scores, comptime!(OWN * OTHER));
             clear(&mut upstream, comptime!(OWN * OTHER));
-            product::<F>(q, &own, k, &other, &mut stage, &mut scores, dim);
-            product::<F>(gradient, &own, v, &other, &mut stage, &mut upstream, dim);
+            product::<F>(q, &query_rows, k, &other, &mut stage, &mut scores, dim);
+            product::<F>(gradient, &query_rows, v, &other, &mut stage, &mut upstream, dim);
             let pairs = tile_of(&block, &part, other.count, block.head);
             score_gradients(&mut scores, &mut upstream, numbers, &pairs, &layout, true, sizes);
             write_tile(&mut upstream, &mut tile);
@@ -87,7 +86,7 @@ pub(crate) fn query_backward<F: Float>(
         }
         entry += 1;
     }
-    store::<F>(&mut sums, d_q, &own, block.writes, dim);
+    store::<F>(&mut sums, d_q, &query_rows, block.writes, dim);
 }
 
 /// dK and dV of a block of keys of one key head.
@@ -116,7 +115,7 @@ pub(crate) fn key_value_backward<F: Float>(
     clear(&mut key_sums, comptime!(OWN * each));
     clear(&mut value_sums, comptime!(OWN * each));
     let block = key_block(table, &layout);
-    let own = block_rows(&block, layout.heads / layout.group, dim);
+    let key_block_rows = block_rows(&block, layout.heads / layout.group, dim);
     let mut entry = block.entry;
     while entry < block.last {
         let queries = visible_queries(table, &layout, entry, &block);
@@ -128,8 +127,8 @@ pub(crate) fn key_value_backward<F: Float>(
                 let other = tile_rows(&part, layout.heads, head, dim, TILE);
                 clear(&mut scores, comptime!(OWN * OTHER));
                 clear(&mut upstream, comptime!(OWN * OTHER));
-                product::<F>(k, &own, q, &other, &mut stage, &mut scores, dim);
-                product::<F>(v, &own, gradient, &other, &mut stage, &mut upstream, dim);
+                product::<F>(k, &key_block_rows, q, &other, &mut stage, &mut scores, dim);
+                product::<F>(v, &key_block_rows, gradient, &other, &mut stage, &mut upstream, dim);
                 let pairs = tile_of(&block, &part, other.count, head);
                 score_gradients(&mut scores, &mut upstream, numbers, &pairs, &layout, false, sizes);
                 write_tile(&mut scores, &mut tile);
@@ -142,6 +141,6 @@ pub(crate) fn key_value_backward<F: Float>(
         }
         entry += 1;
     }
-    store::<F>(&mut key_sums, d_k, &own, block.writes, dim);
-    store::<F>(&mut value_sums, d_v, &own, block.writes, dim);
+    store::<F>(&mut key_sums, d_k, &key_block_rows, block.writes, dim);
+    store::<F>(&mut value_sums, d_v, &key_block_rows, block.writes, dim);
 }

@@ -1,14 +1,12 @@
 //! The forward pass of blocks of queries.
 
-use super::super::super::launch::UNITS;
 use super::super::blocks::{
     Block, Layout, MASKED, Sizes, Tile, block_rows, from_row, key_rows, masked_score, query_block, tile_of,
     visible_keys,
 };
 use super::tile::{LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
+use crate::cube::prelude::*;
 use crate::prefix_groups::BLOCK;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
 
 /// Turns products of queries and keys into scores, in place, and masks keys that a query does not see.
 #[cube]
@@ -78,25 +76,25 @@ fn finish_softmax(
     let lane = unit % LANES;
     stage[unit] = total;
     sync_cube();
-    let mut all = 0.0f32;
+    let mut denominator = 0.0f32;
     for other in 0..LANES {
-        all += stage[unit - lane + other];
+        denominator += stage[unit - lane + other];
     }
     sync_cube();
     if lane == 0 {
         let row = unit / LANES;
-        stage[row] = all;
+        stage[row] = denominator;
         if block.writes && row < block.count {
-            lse[(block.from + row) * heads + block.head] = largest + all.ln();
+            lse[(block.from + row) * heads + block.head] = largest + denominator.ln();
         }
     }
     sync_cube();
     #[unroll]
     for i in 0..OWN {
-        let all = stage[unit / SIDE + comptime!(i * SIDE)];
+        let denominator = stage[unit / SIDE + comptime!(i * SIDE)];
         #[unroll]
         for j in 0..each {
-            mixed[comptime!(i * each + j)] /= all;
+            mixed[comptime!(i * each + j)] /= denominator;
         }
     }
 }
@@ -122,7 +120,7 @@ pub(crate) fn attention_forward<F: Float>(
     let mut mixed = Array::<f32>::new(comptime!(OWN * each));
     clear(&mut mixed, comptime!(OWN * each));
     let block = query_block(table, &layout);
-    let own = block_rows(&block, layout.heads, dim);
+    let query_rows = block_rows(&block, layout.heads, dim);
     let mut largest = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut entry = block.entry;
@@ -133,7 +131,7 @@ pub(crate) fn attention_forward<F: Float>(
             let part = from_row(&keys, row);
             let other = key_rows(&part, &block, &layout, dim, TILE);
             clear(&mut scores, comptime!(OWN * OTHER));
-            product::<F>(q, &own, k, &other, &mut stage, &mut scores, dim);
+            product::<F>(q, &query_rows, k, &other, &mut stage, &mut scores, dim);
             let pairs = tile_of(&block, &part, other.count, block.head);
             score(&mut scores, &pairs, &layout, sizes);
             write_tile(&mut scores, &mut tile);
@@ -156,5 +154,5 @@ pub(crate) fn attention_forward<F: Float>(
         entry += 1;
     }
     finish_softmax(&mut mixed, &mut stage, lse, largest, total, &block, layout.heads, each);
-    store::<F>(&mut mixed, out, &own, block.writes, dim);
+    store::<F>(&mut mixed, out, &query_rows, block.writes, dim);
 }

@@ -2,11 +2,9 @@
 //! slices of both in shared memory, and products of such a tile with rows of the other side. Each unit has 4 × 2
 //! elements of a tile. Shared memory stays below 16 KiB, which WebGPU guarantees.
 
-use super::super::super::launch::UNITS;
 use super::super::blocks::Rows;
+use crate::cube::prelude::*;
 use crate::prefix_groups::BLOCK;
-use burn_cubecl::cubecl;
-use cubecl::prelude::*;
 
 /// Rows of the other side in a tile.
 pub(super) const TILE: usize = 32;
@@ -55,9 +53,9 @@ fn load_slice<F: Float>(
 /// Adds the products of a unit's rows of the block and its rows of the other side to its elements of a tile.
 #[cube]
 pub(super) fn product<F: Float>(
-    own: &[F],
+    left: &[F],
     block_rows: &Rows,
-    other: &[F],
+    right: &[F],
     other_rows: &Rows,
     stage: &mut Shared<[f32]>,
     sums: &mut Array<f32>,
@@ -69,8 +67,8 @@ pub(super) fn product<F: Float>(
     let mut slice = 0usize;
     while slice < dim {
         let d = slice + unit % SLICE;
-        load_slice::<F>(own, block_rows, stage, d, 0usize, BLOCK, dim);
-        load_slice::<F>(other, other_rows, stage, d, BLOCK, TILE, dim);
+        load_slice::<F>(left, block_rows, stage, d, 0usize, BLOCK, dim);
+        load_slice::<F>(right, other_rows, stage, d, BLOCK, TILE, dim);
         sync_cube();
         for d in 0..SLICE {
             #[unroll]

@@ -7,7 +7,6 @@ use super::super::blocks::{
 };
 use super::tile::{LANES, multiply_accumulate, products, stage, store, zero_sums};
 use crate::prefix_groups::BLOCK;
-use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// From products of queries and keys (`scores`) and of values and output gradients (`upstream`), the probabilities P
@@ -60,8 +59,8 @@ pub(crate) fn query_backward<F: Float, N: Size>(
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut own_queries = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
-    let mut own_gradients = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut queries_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut gradients_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
     let mut keys_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
     let mut values_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
     let mut scores = shared_aligned::<f32>(comptime!(sizes.scores()));
@@ -72,9 +71,9 @@ pub(crate) fn query_backward<F: Float, N: Size>(
     let mut sums = zero_sums(sizes);
     let block = query_block(table, &layout);
     let (wide, height) = comptime!((sizes.dim / VECTOR, sizes.tile()));
-    let own = block_rows(&block, layout.heads, wide);
-    stage(q, &own, &mut own_queries, BLOCK, sizes);
-    stage(gradient, &own, &mut own_gradients, BLOCK, sizes);
+    let query_rows = block_rows(&block, layout.heads, wide);
+    stage(q, &query_rows, &mut queries_staged, BLOCK, sizes);
+    stage(gradient, &query_rows, &mut gradients_staged, BLOCK, sizes);
     let mut entry = block.entry;
     while entry < block.last {
         let keys = visible_keys(table, &layout, entry, &block);
@@ -85,8 +84,8 @@ pub(crate) fn query_backward<F: Float, N: Size>(
             stage(k, &other, &mut keys_staged, height, sizes);
             stage(v, &other, &mut values_staged, height, sizes);
             sync_cube();
-            products(&own_queries, &keys_staged, &mut scores, sizes);
-            products(&own_gradients, &values_staged, &mut upstream, sizes);
+            products(&queries_staged, &keys_staged, &mut scores, sizes);
+            products(&gradients_staged, &values_staged, &mut upstream, sizes);
             sync_cube();
             let tile = tile_of(&block, &part, other.count, block.head);
             score_gradients(&scores, &upstream, &mut nothing, &mut slopes, numbers, &tile, &layout, true, sizes);
@@ -116,8 +115,8 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut own_keys = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
-    let mut own_values = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut keys_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut values_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
     let mut queries_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
     let mut gradients_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
     let mut scores = shared_aligned::<f32>(comptime!(sizes.scores()));
@@ -130,9 +129,9 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
     let block = key_block(table, &layout);
     let kv_heads = layout.heads / layout.group;
     let (wide, height) = comptime!((sizes.dim / VECTOR, sizes.tile()));
-    let own = block_rows(&block, kv_heads, wide);
-    stage(k, &own, &mut own_keys, BLOCK, sizes);
-    stage(v, &own, &mut own_values, BLOCK, sizes);
+    let key_block_rows = block_rows(&block, kv_heads, wide);
+    stage(k, &key_block_rows, &mut keys_staged, BLOCK, sizes);
+    stage(v, &key_block_rows, &mut values_staged, BLOCK, sizes);
     let mut entry = block.entry;
     while entry < block.last {
         let queries = visible_queries(table, &layout, entry, &block);
@@ -145,8 +144,8 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
                 stage(q, &other, &mut queries_staged, height, sizes);
                 stage(gradient, &other, &mut gradients_staged, height, sizes);
                 sync_cube();
-                products(&own_keys, &queries_staged, &mut scores, sizes);
-                products(&own_values, &gradients_staged, &mut upstream, sizes);
+                products(&keys_staged, &queries_staged, &mut scores, sizes);
+                products(&values_staged, &gradients_staged, &mut upstream, sizes);
                 sync_cube();
                 let tile = tile_of(&block, &part, other.count, head);
                 score_gradients(

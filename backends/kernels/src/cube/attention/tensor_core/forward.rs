@@ -7,13 +7,12 @@ use super::super::blocks::{
 };
 use super::tile::{LANES, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums};
 use crate::prefix_groups::BLOCK;
-use burn_cubecl::cubecl;
 use cubecl::cmma::Matrix;
 use cubecl::prelude::*;
 
-/// How far a row's maximum may exceed the reference score of its weights before accumulators are rescaled (lazy
-/// rescaling, as in `FlashAttention` 4). Weights of e⁸ fit in every half precision, and scores rarely grow by as much
-/// after the first tiles.
+/// Distance by which a row's maximum may exceed the reference score of its weights before accumulators are rescaled
+/// (lazy rescaling, as in `FlashAttention` 4). Weights of e⁸ fit in every half precision, and scores rarely grow by as
+/// much after the first tiles.
 const SLACK: f32 = 8.0;
 
 /// Turns the products of a tile into scores, in place, and masks keys that a query does not see. Returns the maximum of
@@ -119,13 +118,13 @@ fn finish_softmax(
     tops[unit] = total;
     sync_cube();
     if lane == 0 {
-        let mut all = 0.0f32;
+        let mut sum_of_weights = 0.0f32;
         for other in 0..LANES {
-            all += tops[unit + other];
+            sum_of_weights += tops[unit + other];
         }
-        factors[row] = 1.0f32 / all;
+        factors[row] = 1.0f32 / sum_of_weights;
         if block.writes && row < block.count {
-            lse[(block.from + row) * heads + block.head] = reference + all.ln();
+            lse[(block.from + row) * heads + block.head] = reference + sum_of_weights.ln();
         }
     }
 }
@@ -143,7 +142,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut own = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
+    let mut queries_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
     let mut keys_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
     let mut values_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
     let mut scores = shared_aligned::<f32>(comptime!(sizes.scores()));
@@ -155,7 +154,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     let block = query_block(table, &layout);
     let (wide, height) = comptime!((sizes.dim / VECTOR, sizes.tile()));
     let queries = block_rows(&block, layout.heads, wide);
-    stage(q, &queries, &mut own, BLOCK, sizes);
+    stage(q, &queries, &mut queries_staged, BLOCK, sizes);
     let mut reference = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut entry = block.entry;
@@ -171,7 +170,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 moved[0] = 0u32;
             }
             sync_cube();
-            products(&own, &keys_staged, &mut scores, sizes);
+            products(&queries_staged, &keys_staged, &mut scores, sizes);
             sync_cube();
             let tile = tile_of(&block, &part, other.count, block.head);
             tops[UNIT_POS as usize] = score(&mut scores, &tile, &layout, sizes);

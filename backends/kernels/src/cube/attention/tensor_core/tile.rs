@@ -2,12 +2,10 @@
 //! tile.
 
 use super::super::super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, load_fragment, zero_accumulator};
-use super::super::super::launch::UNITS;
 use super::super::blocks::{Rows, Sizes};
+use crate::cube::prelude::*;
 use crate::prefix_groups::BLOCK;
-use burn_cubecl::cubecl;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
-use cubecl::prelude::*;
 
 /// Units of a row in the softmax.
 pub(super) const LANES: usize = UNITS / BLOCK;
@@ -92,8 +90,8 @@ pub(super) fn stage<F: Float, N: Size>(
 /// Products of the rows of a block and those of the other side, to `scores`.
 #[cube]
 pub(super) fn products<F: Float, N: Size>(
-    own: &Shared<[Vector<F, N>]>,
-    other: &Shared<[Vector<F, N>]>,
+    left: &Shared<[Vector<F, N>]>,
+    right: &Shared<[Vector<F, N>]>,
     scores: &mut Shared<[f32]>,
     #[comptime] sizes: Sizes,
 ) {
@@ -111,8 +109,8 @@ pub(super) fn products<F: Float, N: Size>(
             let column = comptime!(k * SIDE / VECTOR);
             let a = matrix / across * rows + column;
             let b = matrix % across * rows + column;
-            let a = load_fragment::<F, Vector<F, N>>(MatrixIdent::A, MatrixLayout::RowMajor, own, a, pitch);
-            let b = load_fragment::<F, Vector<F, N>>(MatrixIdent::B, MatrixLayout::ColMajor, other, b, pitch);
+            let a = load_fragment::<F, Vector<F, N>>(MatrixIdent::A, MatrixLayout::RowMajor, left, a, pitch);
+            let b = load_fragment::<F, Vector<F, N>>(MatrixIdent::B, MatrixLayout::ColMajor, right, b, pitch);
             cmma::execute(&a, &b, &sum, &sum);
         }
         let score_pitch = comptime!(sizes.score_pitch());

@@ -1,11 +1,11 @@
-//! Types of arguments that a call has as strings, by the schema of its tool: what transformers' `parse_response` does
+//! Types of arguments that a call has as strings, by the schema of its tool: as in transformers' `parse_response`
 //! with `tools`.
 
 use super::call::ToolCall;
 use firebrick_spec::json::{number, parse};
 use serde_json::Value;
 
-/// Gives a call's strings the types of its tool's schema. What does not fit stays a string.
+/// Gives a call's strings the types of its tool's schema. Unsuitable values stay strings.
 pub(super) fn convert(call: &mut ToolCall, tools: &Value) {
     let mut tools = tools.as_array().into_iter().flatten().map(|tool| tool.get("function").unwrap_or(tool));
     let Some(tool) = tools.find(|tool| tool["name"] == call.name.as_str()) else { return };
@@ -42,7 +42,7 @@ fn typed(text: &str, kind: &str) -> Option<Value> {
     match kind {
         "integer" => integer(word).or_else(|| whole(word)),
         "number" => {
-            let float = || word.parse().ok().filter(|own: &f64| own.is_finite()).map(Value::from);
+            let float = || word.parse().ok().filter(|value: &f64| value.is_finite()).map(Value::from);
             let without_point = !word.contains('.');
             integer(word).or_else(|| whole(word).filter(|_| without_point)).or_else(float)
         }

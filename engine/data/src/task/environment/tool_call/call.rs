@@ -1,4 +1,4 @@
-//! A tool call, whatever its format.
+//! A tool call, independent of its format.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -12,5 +12,5 @@ pub struct ToolCall {
     pub arguments: Map<String, Value>,
 }
 
-/// The calls of a turn in order; of what cannot be read as a call, the reason.
+/// The calls of a turn in order; malformed ones as the reason.
 pub type ToolCalls = Vec<Result<ToolCall, String>>;

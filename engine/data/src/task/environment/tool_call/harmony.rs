@@ -1,4 +1,4 @@
-//! Calls of gpt-oss: a turn is one or several messages of Harmony, of which a call is one to a recipient.
+//! Calls of gpt-oss: a turn is one or several messages of Harmony, a message to a recipient is a call.
 //!
 //! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.NAME
 //! <|constrain|>json<|message|>{…}<|call|>`. Chat templates write the recipient before the channel.

@@ -1,4 +1,4 @@
-//! Calls that are an object of JSON with a name and arguments: Hermes, and Llama 3.
+//! Calls as JSON objects with a name and arguments: Hermes, and Llama 3.
 
 use super::call::{ToolCall, ToolCalls};
 use firebrick_spec::json::{parse, to_text};
@@ -9,19 +9,19 @@ use serde_json::{Map, Value};
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
-/// What may be before a call of Llama 3.
+/// Optional prefix of a call of Llama 3.
 const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// The text in each pair of tags. As in vLLM, one that the turn ends in needs no closing tag.
+/// The text in each pair of tags. As in vLLM, the last one needs no closing tag.
 pub(super) fn tagged<'t>(text: &'t str, open: &str, close: &str) -> Vec<&'t str> {
-    let mut all = Vec::new();
+    let mut texts = Vec::new();
     let mut rest = text;
     while let Some((_, after)) = rest.split_once(open) {
         let (inside, behind) = after.split_once(close).unwrap_or((after, ""));
-        all.push(inside);
+        texts.push(inside);
         rest = behind;
     }
-    all
+    texts
 }
 
 pub(super) fn hermes(text: &str) -> ToolCalls {
@@ -46,12 +46,12 @@ pub(super) fn llama3(text: &str) -> ToolCalls {
             Some(Ok(_)) => values.byte_offset(),
             _ => rest.len(),
         };
-        let own = value(&rest[..length]);
+        let json = value(&rest[..length]);
         // an answer in JSON is no call of a tool
-        if calls.is_empty() && !has_tag && own.as_ref().is_ok_and(|own| own.get("name").is_none()) {
+        if calls.is_empty() && !has_tag && json.as_ref().is_ok_and(|json| json.get("name").is_none()) {
             return Vec::new();
         }
-        calls.push(own.and_then(call));
+        calls.push(json.and_then(call));
         rest = rest[length..].trim_start();
         rest = rest.strip_prefix(';').unwrap_or(rest).trim_start();
     }

@@ -1,4 +1,4 @@
-//! What the rules say, beside what verl's and TRL's own code says of the same texts.
+//! Comparison of the rules with verl's and TRL's code on the same texts.
 
 use super::*;
 use crate::task::{RewardConfig, Rewards};
@@ -47,7 +47,7 @@ fn scores_are_those_of_verl_and_trl() {
         r#"{"kind": "trl_think_format"}"#,
     ]
     .map(rewards);
-    let mut seen = 0;
+    let mut count = 0;
     for line in SCORES.lines() {
         let scored: Scored = serde_json::from_str(line).expect("a line");
         let expected = [scored.strict, scored.flexible, scored.math, scored.think];
@@ -56,9 +56,9 @@ fn scores_are_those_of_verl_and_trl() {
             let reward = judged.expect("judged");
             assert!((reward.total - expected).abs() < 1e-12, "{expected}: {reward:?} of {line}");
         }
-        seen += 1;
+        count += 1;
     }
-    assert!(seen > 1_000);
+    assert!(count > 1_000);
 }
 
 #[test]
@@ -225,8 +225,8 @@ fn a_reward_says_what_was_read_and_whether_it_is_right() {
     let reward = reward.expect("judged");
     assert_eq!(reward.correct, Some(true));
     let read = |at: usize| {
-        let own = &reward.readings[at];
-        (own.reward.as_str(), own.parsed.as_deref(), own.gold.as_deref())
+        let reading = &reward.readings[at];
+        (reading.reward.as_str(), reading.parsed.as_deref(), reading.gold.as_deref())
     };
     assert_eq!(read(0), ("math", Some("1/2"), Some("1/2")));
     assert_eq!(read(1), ("verl_math", Some("\\frac{1}{2}"), Some("0.5")));

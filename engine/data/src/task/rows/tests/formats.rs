@@ -1,4 +1,4 @@
-//! What Python reads from a file comes out of it, and what cannot be read is named.
+//! Comparison with the values that Python reads, and errors.
 
 use super::*;
 use firebrick_spec::json;
@@ -30,18 +30,18 @@ fn every_type_of_a_column_is_what_pyarrow_reads() {
     ];
     let expected = read(&fixture("types.jsonl")).expect("rows");
     for file in files {
-        let found = read(&fixture(file)).expect(file);
-        assert_eq!(found.len(), 2, "{file}");
+        let rows = read(&fixture(file)).expect(file);
+        assert_eq!(rows.len(), 2, "{file}");
         for at in 0..2 {
-            let [found, expected] = [&found, &expected].map(|rows| rows.get(at).expect("a row").fields);
-            for ((name, found), (also, expected)) in found.columns().zip(expected.columns()) {
+            let [rows, expected] = [&rows, &expected].map(|rows| rows.get(at).expect("a row").fields);
+            for ((name, rows), (also, expected)) in rows.columns().zip(expected.columns()) {
                 assert_eq!(name, also, "{file}");
                 let is_same = match name.as_str() {
-                    "nan" | "inf" => json::to_text(found) == json::to_text(expected),
+                    "nan" | "inf" => json::to_text(rows) == json::to_text(expected),
                     // pandas has one spelling of floats, and Rust another
-                    _ => json::plain(found) == json::plain(expected),
+                    _ => json::plain(rows) == json::plain(expected),
                 };
-                assert!(is_same, "{file}, row {at}, {name}: {found}, expected {expected}");
+                assert!(is_same, "{file}, row {at}, {name}: {rows}, expected {expected}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a path, a folder, a pattern and a list of sources stand for.
+//! Files of a path, a folder, a pattern and a list of sources.
 
 use std::path::Path;
 

@@ -52,18 +52,18 @@ pub fn write_verl(path: &Path, rows: &[(String, String)], system: &str, compress
     let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).expect("a writer");
     for some in rows.chunks(1000) {
         let mut group = writer.next_row_group().expect("a row group");
-        let all = |text: &str| vec![text.to_owned(); some.len()];
+        let repeated = |text: &str| vec![text.to_owned(); some.len()];
         let pairs = |first: &str, second: &dyn Fn(&(String, String)) -> String| -> Vec<String> {
             some.iter().flat_map(|row| [first.to_owned(), second(row)]).collect()
         };
         let repetition: Vec<i16> = some.iter().flat_map(|_| [0, 1]).collect();
-        texts(&mut group, &all("openai/gsm8k"), 1, None);
+        texts(&mut group, &repeated("openai/gsm8k"), 1, None);
         texts(&mut group, &pairs(system, &|row| row.0.clone()), 4, Some(&repetition));
         texts(&mut group, &pairs("system", &|_| "user".to_owned()), 4, Some(&repetition));
-        texts(&mut group, &all("math"), 1, None);
+        texts(&mut group, &repeated("math"), 1, None);
         let answers: Vec<String> = some.iter().map(|row| row.1.clone()).collect();
         texts(&mut group, &answers, 2, None);
-        texts(&mut group, &all("rule"), 2, None);
+        texts(&mut group, &repeated("rule"), 2, None);
         let numbers: Vec<i64> = (0..some.len() as i64).collect();
         let levels = vec![2; some.len()];
         let mut column = group.next_column().expect("a column").expect("one more");

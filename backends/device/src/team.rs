@@ -8,8 +8,10 @@
 //! Helpers are threads of rayon's pool. The leader never waits for one to begin, only for tasks that one has taken:
 //! where the machine has no core for a helper, the leader runs all tasks.
 
+#![allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
+
+use crate::device::is_cpu;
 use burn::tensor::Device;
-use firebrick_device::device::is_cpu;
 use std::any::Any;
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::mem::transmute;
@@ -21,15 +23,15 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a helper waits for the next loop before it goes back to the pool: longer than the host works between two
+/// Time that a helper waits for the next loop before it goes back to the pool: longer than the host works between two
 /// steps.
-const LINGER: Duration = Duration::from_micros(300);
+const IDLE_TIMEOUT: Duration = Duration::from_micros(300);
 
 /// Pauses of the processor after which a thread that waits lets others have its core, some ten microseconds.
 const PAUSES: u32 = 1 << 10;
 
 /// Most tasks of a loop: a part of it has 32 bits for those that are left.
-const MOST: usize = u32::MAX as usize;
+const MAX_TASKS: usize = u32::MAX as usize;
 
 /// The body of a loop: runs the tasks of a thread, as they are taken.
 type Body<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
@@ -37,7 +39,7 @@ type Body<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
 thread_local! {
     /// The team that this thread leads.
     static TEAM: RefCell<Option<Arc<Team>>> = const { RefCell::new(None) };
-    /// Whether its loops run on the team now.
+    /// True if its loops run on the team now.
     static LEADS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -69,8 +71,8 @@ pub fn with_team<R>(device: &Device, work: impl FnOnce() -> R) -> R {
 
 /// Runs tasks on the team that this thread leads now. `body` gets the tasks of a thread as they are taken. False, and
 /// nothing is done, where there is no team or it is busy.
-pub(super) fn run_on_team(tasks: usize, body: &Body<'_>) -> bool {
-    if !LEADS.get() || tasks > MOST {
+pub fn run_on_team(tasks: usize, body: &Body<'_>) -> bool {
+    if !LEADS.get() || tasks > MAX_TASKS {
         return false;
     }
     let team = TEAM.with_borrow(Option::clone);
@@ -82,12 +84,12 @@ pub(super) fn run_on_team(tasks: usize, body: &Body<'_>) -> bool {
     true
 }
 
-/// Whether loops of this thread run on a team, which divides them in less than a microsecond.
-pub(super) fn leads() -> bool {
+/// Returns true if loops of this thread run on a team, which divides them in less than a microsecond.
+pub fn leads() -> bool {
     LEADS.get()
 }
 
-/// What the threads of a team share.
+/// State that the threads of a team share.
 struct Team {
     /// The number of the loop that runs or ran last.
     published: Padded<AtomicU32>,
@@ -101,9 +103,9 @@ struct Team {
     done: Padded<AtomicUsize>,
     /// Helpers that are not there, nor called.
     absent: Padded<AtomicUsize>,
-    /// Which are.
+    /// True for each thread that is.
     present: Box<[AtomicBool]>,
-    /// What a task of a helper panicked with.
+    /// The panic of a helper's task.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -120,10 +122,8 @@ struct Padded<T>(T);
 
 // SAFETY: all fields but `job` are shared between threads already, and access to `job` is ordered by `parts` and `done`
 // as it says.
-#[allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
 unsafe impl Sync for Team {}
 // SAFETY: as above.
-#[allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
 unsafe impl Send for Team {}
 
 fn pack(number: u32, left: usize) -> u64 {
@@ -156,7 +156,6 @@ impl Team {
         // SAFETY: the reference is used until every task is run, which `Led` waits for before this function ends.
         // Nobody reads the last loop any more: each of its tasks has been given back, which the leader has seen in
         // `done`.
-        #[allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
         unsafe {
             let body = transmute::<&Body<'_>, &'static Body<'static>>(body);
             *self.job.get() = Job { tasks, body };
@@ -230,7 +229,6 @@ impl Team {
             return;
         }
         // SAFETY: a task was taken, and the leader waits until it is given back below.
-        #[allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
         let body = unsafe { (*self.job.get()).body };
         let ran = catch_unwind(AssertUnwindSafe(|| body(&mut claims)));
         if let Err(panic) = ran {
@@ -260,21 +258,20 @@ impl<'a> Claims<'a> {
     /// Takes a task of the present part.
     fn take(&mut self) -> Option<usize> {
         let part = &self.team.parts[self.part].0;
-        let mut own = part.load(Acquire);
+        let mut current = part.load(Acquire);
         loop {
-            let (number, left) = unpack(own);
+            let (number, left) = unpack(current);
             if number != self.number || left == 0 {
                 return None;
             }
-            match part.compare_exchange_weak(own, own - 1, Acquire, Acquire) {
+            match part.compare_exchange_weak(current, current - 1, Acquire, Acquire) {
                 Ok(_) => {
                     self.taken += 1;
                     // SAFETY: a task was taken, and the leader waits until it is given back.
-                    #[allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
                     let tasks = unsafe { (*self.team.job.get()).tasks };
                     return Some(self.team.begin(tasks, self.part + 1) - left);
                 }
-                Err(now) => own = now,
+                Err(now) => current = now,
             }
         }
     }
@@ -321,7 +318,7 @@ impl Drop for Led<'_> {
     }
 }
 
-/// How long a thread has waited.
+/// Time that a thread has waited.
 struct Idle {
     pauses: u32,
     since: Option<Instant>,
@@ -332,7 +329,7 @@ impl Idle {
         Self { pauses: 0, since: None }
     }
 
-    /// Waits for a moment. Whether the thread should let others have its core.
+    /// Waits for a moment. Returns true if the thread should let others have its core.
     fn wait(&mut self) -> bool {
         if self.pauses < PAUSES {
             self.pauses += 1;
@@ -343,22 +340,23 @@ impl Idle {
         true
     }
 
-    /// Whether it has waited for [`LINGER`].
+    /// Returns true if it has waited for [`IDLE_TIMEOUT`].
     fn is_over(&self) -> bool {
-        self.since.is_some_and(|since| since.elapsed() > LINGER)
+        self.since.is_some_and(|since| since.elapsed() > IDLE_TIMEOUT)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rayon::prelude::*;
     use std::thread;
 
-    /// How often each of so many tasks ran.
+    /// Number of runs of each of `tasks` tasks.
     fn hits(tasks: usize) -> Vec<usize> {
         let hits: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-        let ran = run_on_team(tasks, &|own| {
-            for task in own {
+        let ran = run_on_team(tasks, &|tasks| {
+            for task in tasks {
                 hits[task].fetch_add(1, Relaxed);
             }
         });
@@ -383,7 +381,7 @@ mod tests {
                 });
                 if round % 100 == 0 {
                     // helpers go, and are called again
-                    thread::sleep(3 * LINGER);
+                    thread::sleep(3 * IDLE_TIMEOUT);
                 }
             }
         });
@@ -419,8 +417,8 @@ mod tests {
                 let ended = AtomicUsize::new(0);
                 let led = catch_unwind(AssertUnwindSafe(|| {
                     with_team(&Device::flex(), || {
-                        run_on_team(64, &|own| {
-                            for task in own {
+                        run_on_team(64, &|tasks| {
+                            for task in tasks {
                                 assert!(task != bad, "task {task}");
                                 thread::sleep(Duration::from_micros(50));
                                 ended.fetch_add(1, Relaxed);
@@ -445,9 +443,10 @@ mod tests {
                     of_three(|| {
                         with_team(&Device::flex(), || {
                             let sum = AtomicUsize::new(0);
-                            run_on_team(20, &|own| {
-                                for task in own {
-                                    crate::cpu::parallel::for_each(10, |part| {
+                            run_on_team(20, &|tasks| {
+                                for task in tasks {
+                                    assert!(!run_on_team(10, &|_| {}), "a task leads no team");
+                                    (0..10).into_par_iter().for_each(|part| {
                                         sum.fetch_add(task * 10 + part, Relaxed);
                                     });
                                 }

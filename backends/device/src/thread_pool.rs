@@ -1,11 +1,11 @@
 //! Running a sequence of small kernels inside the thread pool that they use.
 
+use crate::device::is_cpu;
+use crate::trace;
 use burn::tensor::Device;
-use firebrick_device::device::is_cpu;
-use firebrick_device::trace;
 
 /// Runs `work` on a thread of the kernels' thread pool where the device is the CPU, and on the calling thread
-/// elsewhere. A recording of [`firebrick_device::trace`] continues inside.
+/// elsewhere. A recording of [`crate::trace`] continues inside.
 ///
 /// A kernel that is called from outside the pool wakes its threads and waits for them, which takes longer than a small
 /// kernel does. Called from inside it starts at once, and other threads steal their parts while they are still awake.

@@ -1,4 +1,4 @@
-//! What one of several ranks keeps of a model while it is built, so that no rank ever has all of it.
+//! A rank's part of a model while it is built, so that no rank ever has all of it.
 
 use super::{Decoder, NewParam, Param, Store};
 use crate::arch::Arch;
@@ -11,19 +11,19 @@ use std::ops::Range;
 /// Some values of a parameter, counted in row-major order, as a matrix of this shape.
 pub type ValueRange = (Range<usize>, [usize; 2]);
 
-/// What a rank keeps of a model that is built. Nothing said is the whole model.
+/// Part of a model that a rank keeps while it is built. The default is the whole model.
 #[derive(Clone, Copy, Default)]
-pub struct RankPart<'a> {
+pub struct RankShard<'a> {
     /// Its share of every matrix, where ranks share them in training.
     pub share: Option<TensorShare>,
-    /// Which values it keeps of a parameter of so many in a unit of some kind; `None` for all. See
+    /// The values that it keeps of a parameter, by the kind of its unit and its number of values; `None` for all. See
     /// [`Decoder::shard_unit`].
     pub values: Option<&'a dyn Fn(UnitKind, usize) -> Option<ValueRange>>,
 }
 
-impl std::fmt::Debug for RankPart<'_> {
+impl std::fmt::Debug for RankShard<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RankPart({:?}, {})", self.share, self.values.is_some())
+        write!(f, "RankShard({:?}, {})", self.share, self.values.is_some())
     }
 }
 
@@ -33,23 +33,23 @@ impl Decoder {
     /// of every parameter. `value` gives every parameter of the whole model.
     ///
     /// # Errors
-    /// Those of [`trained_share`](Self::trained_share) and [`shard_unit`](Self::shard_unit), and the first that `value`
-    /// gives.
-    pub fn build_part<E: From<Error>, V: Into<NewParam>>(
+    /// Those of [`training_shard`](Self::training_shard) and [`shard_unit`](Self::shard_unit), and the first that
+    /// `value` gives.
+    pub fn build_shard<E: From<Error>, V: Into<NewParam>>(
         arch: Arch,
-        part: RankPart<'_>,
+        part: RankShard<'_>,
         device: &Device,
         value: impl FnMut(usize, &ParamSpec) -> Result<V, E>,
     ) -> Result<Self, E> {
         let built = |decoder: &mut Self, unit| Ok(decoder.keep_values(unit, part)?);
         match part.share {
             None => Self::build_units(arch, device, value, built),
-            Some(share) => Self::build_share(arch, share, device, value, built),
+            Some(share) => Self::build_tensor_shard(arch, share, device, value, built),
         }
     }
 
     /// Keeps a rank's values of the parameters of a whole unit.
-    fn keep_values(&mut self, unit: usize, part: RankPart<'_>) -> Result<()> {
+    fn keep_values(&mut self, unit: usize, part: RankShard<'_>) -> Result<()> {
         let kind = self.units[unit].kind;
         let Some(values) = part.values.filter(|values| values(kind, 0).is_some()) else {
             return Ok(());
@@ -60,11 +60,9 @@ impl Decoder {
     }
 
     /// Some of the values that are here of the parameter at a flat index, counted in row-major order, as a row. No
-    /// others are copied. The parameter is none in few bits.
-    #[must_use]
+    /// others are copied. The parameter is not quantized.
     pub fn param_values(&self, index: usize, values: Range<usize>) -> Param {
-        let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
-        let (place, shape) = (index - unit.range.start, [1, values.len()]);
+        let ((unit, place), shape) = (self.place(index), [1, values.len()]);
         match &unit.store {
             Store::Device(weights) => Param::Device(weights.at(place)).part(values, shape),
             Store::Host(host) => Param::Host(host[place].1.part(values, shape)),
@@ -74,20 +72,20 @@ impl Decoder {
     /// Keeps a rank's values of the adapters of units of which it has parts: new ones are whole.
     ///
     /// # Errors
-    /// Where memory runs out, or the device fails.
-    pub fn keep_values_of_adapters(&mut self, part: RankPart<'_>) -> Result<()> {
+    /// If memory runs out, or the device fails.
+    pub fn keep_values_of_adapters(&mut self, part: RankShard<'_>) -> Result<()> {
         let Some(values) = part.values else {
             return Ok(());
         };
         for unit in 0..self.units.len() {
-            let own = &self.units[unit];
-            if !own.sharded {
+            let current = &self.units[unit];
+            if !current.sharded {
                 continue;
             }
-            let kept = own.specs.iter().zip(own.range.clone());
+            let kept = current.specs.iter().zip(current.range.clone());
             let kept = kept.map(|(spec, index)| {
                 let value = self.param(index);
-                match values(own.kind, spec.numel()) {
+                match values(current.kind, spec.numel()) {
                     Some((range, shape)) if spec.slot.is_adapter() => value.part(range, shape).detached(),
                     _ => Ok(value),
                 }

@@ -1,6 +1,6 @@
 //! A rank's share of a decoder that samples on several ranks: see [`crate::tensor_group`].
 
-use super::{Decoder, Param, Store, Unit};
+use super::{Decoder, Param, Store};
 use crate::tensor_group::{TensorGroup, padded};
 use crate::unit::{ParamSpec, UnitKind};
 use crate::weights::{WeightKey, Weights};
@@ -14,14 +14,14 @@ use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
 
 impl Decoder {
-    /// This rank's share of the model in a precision, on the device, adapters included. `whole` gives the parameters of
-    /// a unit in their order, whole: one unit at a time, so that a whole model need not be anywhere. Of a share that is
-    /// trained it is another one.
+    /// This rank's sampling shard of the model in a precision, on the device, adapters included. `whole` gives the
+    /// parameters of a unit in their order, whole: one unit at a time, so that a whole model need not be anywhere. For
+    /// a training shard see [`as_sampling_shard`](Self::as_sampling_shard).
     ///
     /// # Errors
     /// Those of `whole`; [`Error::Sampling`] for a model that the ranks cannot share; [`Error::OutOfMemory`],
     /// [`Error::Device`].
-    pub fn tensor_shard<E: From<Error>>(
+    pub fn sampling_shard<E: From<Error>>(
         &self,
         group: &TensorGroup,
         precision: Precision,
@@ -30,16 +30,7 @@ impl Decoder {
         let share = group.share();
         let arch = self.whole_arch();
         TensorShare::check(arch, share.ranks()).map_err(Error::Sampling)?;
-        let mut shard = Self {
-            arch: share.arch(arch).in_precision(precision),
-            units: Vec::with_capacity(self.units.len()),
-            device: self.device.clone(),
-            lora: self.lora.clone(),
-            adapters_on: self.adapters_on,
-            tensor: Some(group.clone()),
-            share: None,
-            stage: None,
-        };
+        let mut shard = self.empty_sampling_shard(group, precision);
         let dtype = precision.dtype(&self.device);
         for (index, unit) in self.units.iter().enumerate() {
             let mut parts = Vec::new();
@@ -50,22 +41,30 @@ impl Decoder {
                 }
             }
             check_computed(parts.iter().map(|(_, part)| part.clone())).map_err(Error::from)?;
-            shard.push_unit(unit.kind, parts);
+            shard.push_shard(unit.kind, parts);
         }
         Ok(shard)
     }
 
-    /// Adds a unit of a share, with its values on the device.
-    pub(super) fn push_unit(&mut self, kind: UnitKind, parts: Vec<(ParamSpec, Tensor<2>)>) {
-        let first = self.units.last().map_or(0, |unit| unit.range.end);
+    /// A rank's shard for sampling, without units.
+    pub(super) fn empty_sampling_shard(&self, group: &TensorGroup, precision: Precision) -> Self {
+        let arch = group.share().arch(self.whole_arch()).in_precision(precision);
+        Self {
+            lora: self.lora.clone(),
+            adapters_on: self.adapters_on,
+            tensor: Some(group.clone()),
+            ..Self::empty(arch, &self.device)
+        }
+    }
+
+    /// Adds a unit of a shard, with its values on the device.
+    pub(super) fn push_shard(&mut self, kind: UnitKind, parts: Vec<(ParamSpec, Tensor<2>)>) {
         let (specs, values): (Vec<ParamSpec>, Vec<Tensor<2>>) = parts.into_iter().unzip();
-        let entries = specs.iter().map(|spec| WeightKey::from(spec.slot)).zip(values);
-        let store = Store::Device(Weights::new(entries.collect()));
-        self.units.push(Unit { kind, range: first..first + specs.len(), specs, store, sharded: false });
+        let entries = specs.iter().map(|spec| WeightKey::from(spec.slot)).zip(values).collect();
+        self.push_unit(kind, specs, Store::Device(Weights::new(entries)));
     }
 
     /// The ranks that share its matrices, where it is a share.
-    #[must_use]
     pub fn tensor_group(&self) -> Option<&TensorGroup> {
         self.tensor.as_ref()
     }
@@ -80,7 +79,7 @@ impl Decoder {
 
     /// Runs a decoding step, whose kernels are short, with a team of threads that waits for them; ranks that exchange
     /// messages on the way may be threads of one process, and have none.
-    pub fn with_its_team<R>(&self, work: impl FnOnce() -> R) -> R {
+    pub fn with_team<R>(&self, work: impl FnOnce() -> R) -> R {
         match self.tensor {
             Some(_) => work(),
             None => with_team(&self.device, work),
@@ -89,7 +88,7 @@ impl Decoder {
 
     /// Runs work of the forward pass where its kernels start fastest: in the thread pool, but for ranks that exchange
     /// messages on the way, which may be threads of one process and would wait for each other inside of it.
-    pub fn in_its_pool<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+    pub fn in_thread_pool<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match self.tensor {
             Some(_) => work(),
             None => in_thread_pool(&self.device, work),
@@ -98,12 +97,11 @@ impl Decoder {
 
     /// Logits of hidden rows `[rows, hidden]`, `[rows, vocab]`; on ranks that share matrices each computes its part,
     /// and compares the fingerprint of the tokens so far.
-    #[must_use]
     pub fn logits(&self, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
-        let own = self.head().logits(hidden);
+        let logits = self.head().logits(hidden);
         match &self.tensor {
-            Some(group) => group.gather_logits(&own, self.arch.vocab_size, fingerprint),
-            None => own,
+            Some(group) => group.gather_logits(&logits, self.arch.vocab_size, fingerprint),
+            None => logits,
         }
     }
 
@@ -117,7 +115,7 @@ impl Decoder {
     }
 }
 
-/// What is kept of a parameter, on the device. Parts are copies, so that none holds on to the whole.
+/// The kept part of a parameter, on the device. Parts are copies, so that none holds on to the whole.
 pub(super) fn kept(value: Param, spec: &ParamSpec, cut: &Cut, device: &Device) -> Result<Tensor<2>> {
     let [_, columns] = spec.rows_cols();
     let part = match (cut, value) {
