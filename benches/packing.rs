@@ -27,7 +27,7 @@ use workload::{VOCAB, arithmetic, sequences, small, word_problems};
 
 /// Packs the sequences and runs forward and backward over all micro-batches.
 fn gradients(decoder: &mut Decoder, sequences: &[Sequence], plan: &ModelPlan, runtime: &Runtime) -> Gradients {
-    let batch = Batch::pack(sequences, train_cut(plan, decoder.arch())).expect("micro-batches");
+    let batch = Batch::pack(sequences, train_cut(plan, decoder)).expect("micro-batches");
     let mut gradients = Gradients::new(decoder.specs().count());
     Executor::new(plan, runtime, 1.0)
         .backward(decoder, &batch.micros(), &Nll, &mut gradients, None)
@@ -46,7 +46,7 @@ fn compare(c: &mut Criterion, name: &str, decoder: &mut Decoder, sequences: &[Se
     for (layout, packing) in [("padded", Packing::Padded), ("packed", Packing::Packed)] {
         let memory = MemoryConfig { packing, ..memory.clone() };
         let plan = memory.plan(decoder.arch()).expect("a plan");
-        let batch = Batch::pack(sequences, train_cut(&plan, decoder.arch())).expect("a batch");
+        let batch = Batch::pack(sequences, train_cut(&plan, decoder)).expect("a batch");
         let stats = batch.stats(grouping(plan.attention_rows, decoder.device()));
         println!("{name}, {layout}: {:.1} % padding, {} micro-batches", 100.0 * stats.padding(), stats.micro_batches);
         let norm = gradients(decoder, sequences, &plan, &runtime).global_norm(&World::default());

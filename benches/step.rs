@@ -53,7 +53,7 @@ fn gradients(c: &mut Criterion) {
     group.sampling_mode(SamplingMode::Flat);
     group.throughput(Throughput::Elements(tokens as u64));
     for (name, plan) in plans {
-        let cut = train_cut(&plan, decoder.arch());
+        let cut = train_cut(&plan, &decoder);
         for (with, recorded) in recorded {
             group.bench_function(format!("{name}{with}"), |b| {
                 let runtime = recording(Runtime::new(decoder.device()), recorded);

@@ -45,6 +45,10 @@ impl ForwardContext {
 
     /// [`Self::whole`] for some of the rows, at these positions in their sequences: attention alone runs over all rows.
     pub fn for_rows(arch: &Arch, sequences: SequenceLayout, positions: &[u32], chunk: usize, device: &Device) -> Self {
+        assert!(
+            arch.delta_net.is_none() || !sequences.shares_prefixes(),
+            "the state of a gated DeltaNet runs through whole sequences"
+        );
         Self {
             delta: arch
                 .delta_net

@@ -149,15 +149,15 @@ pub struct RouterLoss {
     coefficient: f64,
     /// One over the step's tokens times its layers with experts.
     normaliser: f64,
-    /// Which rows are tokens; the others are padding.
-    pub(crate) tokens: Arc<[bool]>,
+    /// Tokens that each row stands for: 0 for padding, several for the row of a prefix that sequences share.
+    pub(crate) tokens: Arc<[f32]>,
     sum: Arc<Mutex<f64>>,
 }
 
 impl RouterLoss {
-    /// The loss of a micro-batch with these rows, of a step of `step_tokens` tokens, in a model with `layers` layers of
-    /// experts. Its gradient is multiplied by `coefficient`.
-    pub fn new(coefficient: f64, step_tokens: usize, layers: usize, tokens: Vec<bool>) -> Self {
+    /// The loss of a micro-batch whose rows stand for `tokens` tokens each, of a step of `step_tokens` tokens, in a model with
+    /// `layers` layers of experts. Its gradient is multiplied by `coefficient`.
+    pub fn new(coefficient: f64, step_tokens: usize, layers: usize, tokens: Vec<f32>) -> Self {
         Self {
             coefficient,
             normaliser: 1.0 / (step_tokens.max(1) * layers.max(1)) as f64,
@@ -175,11 +175,12 @@ impl RouterLoss {
     /// with respect to the probability of each expert of a token.
     pub(crate) fn add(&self, probabilities: &[f64], chosen: &[u32], per_token: usize) -> Vec<f64> {
         let mut counts = vec![0.0; probabilities.len()];
-        let choices = chosen.chunks(per_token).zip(self.tokens.iter());
-        for &expert in choices.filter(|(_, token)| **token).flat_map(|(experts, _)| experts) {
-            counts[expert as usize] += 1.0;
+        for (row, &tokens) in chosen.chunks(per_token).zip(self.tokens.iter()) {
+            for &expert in row {
+                counts[expert as usize] += f64::from(tokens);
+            }
         }
-        let tokens = self.tokens.iter().filter(|token| **token).count().max(1) as f64;
+        let tokens = self.tokens.iter().copied().map(f64::from).sum::<f64>().max(1.0);
         let factor = self.normaliser * counts.len() as f64 / tokens;
         let loss: f64 = counts.iter().zip(probabilities).map(|(c, p)| c * p).sum();
         *self.sum.lock().unwrap_or_else(PoisonError::into_inner) += factor * loss;

@@ -62,7 +62,7 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
     let plan = MemoryConfig::default().plan(decoder.arch())?;
     let runtime = Runtime::new(decoder.device());
     let executor = Executor::new(&plan, &runtime, args.temperature);
-    let cut = MicroBatchLimits { max_tokens: args.max_tokens, key: "--max-tokens", ..score_cut(&plan, decoder.arch()) };
+    let cut = MicroBatchLimits { max_tokens: args.max_tokens, key: "--max-tokens", ..score_cut(&plan, &decoder) };
     let scores = score_all(&executor, &decoder, &sequences, cut)?;
     let mut out = String::new();
     for (logp, entropy) in scores.logp.iter().zip(&scores.entropy) {

@@ -13,10 +13,12 @@ pub fn cases() -> Vec<(Case, Plans)> {
     let adapted = Case::new("llama, 26 M, adapters", &llama(), [256, 256, 2]).adapted();
     let critic = Case::new("llama, 26 M, with a critic", &llama(), [256, 256, 2]).criticised();
     let sampled = Case::new("llama, 26 M, sampling", &llama(), [48, 16, 32]).sampled(8);
+    let group = Case::new("llama, 26 M, a group of 8", &llama(), [256, 64, 8]).grouped(8);
     let mut all = vec![
         (large, techniques()),
         (long, long_plans()),
         (adapted, few_plans()),
+        (group, group_plans()),
         (critic, critic_plans()),
         (
             sampled,
@@ -122,6 +124,17 @@ fn techniques() -> Plans {
                 "grad_offload": true, "optimizer_offload": "cpu", "micro_batch_size": 1
             })),
         ),
+    ]
+}
+
+/// A prompt computed once, in one micro-batch and in several that repeat it, and for each completion.
+fn group_plans() -> Plans {
+    vec![
+        ("plain", json!({"attention_rows": 0})),
+        ("plain, prompts repeated", json!({"attention_rows": 0, "share_prefix": false})),
+        ("checkpoint_every 1", over(json!({}))),
+        ("checkpoint_every 1, prompts repeated", over(json!({"share_prefix": false}))),
+        ("checkpoint_every 1, micro_batch_size 4", over(json!({"micro_batch_size": 4}))),
     ]
 }
 

@@ -78,6 +78,11 @@ impl Case {
         Self { group, samples: true, ..self }
     }
 
+    /// The same in groups of this size.
+    pub fn grouped(self, group: usize) -> Self {
+        Self { group, ..self }
+    }
+
     /// The same in another precision.
     pub fn in_precision(self, precision: Precision) -> Self {
         Self { arch: self.arch.in_precision(precision), ..self }
@@ -127,9 +132,13 @@ impl Case {
         }
     }
 
-    fn sequence(&self, salt: usize) -> Sequence {
+    /// A completion; those of a group have one prompt.
+    fn sequence(&self, index: usize) -> Sequence {
         let vocab = self.arch.vocab_size;
-        let token = |i: usize| ((i * 7919 + salt * 104_729) % vocab) as u32;
+        let token = |i: usize| {
+            let salt = if i < self.prompt { index / self.group } else { index };
+            ((i * 7919 + salt * 104_729) % vocab) as u32
+        };
         let length = self.prompt + self.response;
         let tokens: Vec<u32> = (0..length).map(token).collect();
         let mut sequence = Sequence::completion(&tokens[..self.prompt], &tokens[self.prompt..]);
@@ -311,7 +320,7 @@ fn backward<'l>(learner: &mut Learner, sequences: &[Sequence], loss: impl Into<H
     let ResidentModel { decoder, plan, .. } = model;
     let world = runtime.world();
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).for_decoder(decoder);
-    let cut = train_cut(plan, decoder.arch());
+    let cut = train_cut(plan, decoder);
     let batch = Batch::pack_for(sequences, cut, world.data_size()).expect("micro-batches");
     let (all, mut dealt) = (batch.micros(), batch.deal(world.data_size()));
     let own = dealt.swap_remove(world.data_rank()).into_iter();

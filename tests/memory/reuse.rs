@@ -91,7 +91,7 @@ fn update(learner: &mut Learner) {
     let Learner { model, optimizer, runtime, .. } = learner;
     let ResidentModel { decoder, plan, .. } = model;
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
-    let batch = Batch::pack(&sequences, train_cut(plan, decoder.arch())).expect("micro-batches");
+    let batch = Batch::pack(&sequences, train_cut(plan, decoder)).expect("micro-batches");
     Executor::new(plan, runtime, 1.0)
         .backward(decoder, &batch.micros(), &Nll, &mut gradients, None)
         .expect("a backward pass");

@@ -212,7 +212,7 @@ pub fn by_tensor(spec: &ParamSpec, values: &[f64]) -> Vec<(String, Vec<f64>)> {
 }
 
 fn memory(head_rows: usize) -> MemoryConfig {
-    MemoryConfig { head_rows, ..MemoryConfig::default() }
+    MemoryConfig { head_rows, share_prefix: false, ..MemoryConfig::default() }
 }
 
 /// The real tokens of padded rows.

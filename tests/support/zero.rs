@@ -162,7 +162,7 @@ pub fn trained(
     let world = groups(memory, ranks);
     let gradients = gradients(model, rows, memory, &world);
     let mut learner = learner(model, memory, clip, &world);
-    let cut = train_cut(&learner.model.plan, model.decoder.arch());
+    let cut = train_cut(&learner.model.plan, &model.decoder);
     let batch = Batch::pack_for(rows, cut, world.data_size()).expect("every row fits");
     let dealt = batch.deal(world.data_size());
     let rounds = rounds(&learner.model.plan, &dealt, Zero::Off);
@@ -259,7 +259,7 @@ fn gradients(model: &Model, rows: &[Sequence], memory: &MemoryConfig, world: &Wo
     let learner = learner(model, memory, None, world);
     let (plan, runtime) = (&learner.model.plan, &learner.runtime);
     let mut decoder = learner.decoder().clone();
-    let cut = train_cut(plan, decoder.arch());
+    let cut = train_cut(plan, &decoder);
     let batch = Batch::pack_for(rows, cut, world.data_size()).expect("every row fits");
     let all = batch.micros();
     let dealt = batch.deal(world.data_size());

@@ -3,9 +3,11 @@
 mod pack;
 mod part;
 mod partition;
+mod shared_prefix;
 
 pub use pack::{Batch, BatchStats, MicroBatchLimits};
 pub use part::{Part, Whole};
+pub use shared_prefix::{Tree, trees};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
@@ -55,9 +57,10 @@ pub struct MicroBatch {
     pub inputs: TokenInputs,
     /// The whole micro-batch of all ranks that share its sequences, if this one has a part.
     pub whole: Option<Whole>,
-    /// The rows of each sequence that are here, counted from its first, and its tokens in all, which come first.
+    /// The consecutive rows of sequences and of their shared prefixes, and those of each that are here, counted from
+    /// its first.
+    runs: Vec<Run>,
     spans: Vec<Range<usize>>,
-    tokens: Vec<usize>,
     /// Rows behind them that are of no sequence.
     padding: usize,
 }
@@ -78,33 +81,43 @@ impl MicroBatch {
         part: Part,
         device: &Device,
     ) -> Self {
-        let tokens: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
-        let whole = match layout {
-            Layout::Packed => SequenceLayout::packed(&tokens, grouping(attention_rows, device), device),
-            Layout::Padded => SequenceLayout::padded(tokens.len(), tokens.iter().copied().max().unwrap_or(0)),
+        let runs = runs(sequences, layout);
+        let strides: Vec<usize> = runs.iter().map(|run| run.rows).collect();
+        let all = match layout {
+            Layout::SharedPrefix if runs.iter().any(Run::is_shared) => {
+                let prefixes = runs.iter().map(|run| if run.is_shared() { run.shared_by } else { 0 });
+                SequenceLayout::shared_prefix(&strides, &prefixes.collect::<Vec<_>>())
+            }
+            Layout::Packed | Layout::SharedPrefix => {
+                SequenceLayout::packed(&strides, grouping(attention_rows, device), device)
+            }
+            Layout::Padded => SequenceLayout::padded(strides.len(), strides.first().copied().unwrap_or(0)),
         };
-        let strides = whole.lengths().to_vec();
-        let here = part.rows(whole.tokens());
+        let here = part.rows(all.tokens());
         let mut ids = vec![0_i32; here.len()];
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
         let mut lengths = Vec::with_capacity(sequences.len());
         let mut start = 0;
-        for (sequence, stride) in sequences.iter().zip(&strides) {
-            for (row, &token) in (start..).zip(&sequence.tokens) {
+        for run in &runs {
+            let sequence = sequences[run.sequence];
+            for (row, &token) in (start..).zip(&sequence.tokens[run.positions()]) {
                 if here.contains(&row) {
                     ids[row - here.start] = token as i32;
                 }
             }
-            let scored = sequence.positions.iter().filter(|&p| here.contains(&(start + p)));
-            rows.extend(scored.clone().map(|p| (start + p - here.start) as i32));
-            // the token that follows, wherever it lies
-            targets.extend(scored.clone().map(|&p| sequence.target(p) as i32));
-            lengths.push(scored.count());
-            start += stride;
+            if !run.is_shared() {
+                let row = |p: usize| start + p - run.first;
+                let scored = sequence.positions.iter().filter(|&&p| here.contains(&row(p)));
+                rows.extend(scored.clone().map(|&p| (row(p) - here.start) as i32));
+                // the token that follows, wherever it lies
+                targets.extend(scored.clone().map(|&p| sequence.target(p) as i32));
+                lengths.push(scored.count());
+            }
+            start += run.rows;
         }
         let padding = here.end.saturating_sub(here.start.max(start));
         let spans = spans(&here, &strides);
-        let before = scored_before(sequences, &strides, here.start);
+        let before = scored_before(sequences, &runs, here.start);
         let mut places = vec![rows.len() as i32; ids.len()];
         for (place, &row) in rows.iter().enumerate() {
             places[row as usize] = place as i32;
@@ -117,24 +130,28 @@ impl MicroBatch {
         Self {
             segments: sorts.then(|| RowsByToken::new(&ids, device)),
             ids: ints(ids),
-            ctx: context(arch, whole, &spans, padding, attention_rows, device)
-                .with_routing(routing(sequences, &strides, here)),
+            ctx: context(arch, all, (&runs, &spans), padding, attention_rows, device)
+                .with_routing(routing(sequences, &runs, here)),
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),
             inputs: inputs(sequences, before..before + lengths.iter().sum::<usize>(), &lengths, device),
             whole: part.is_one_of_several().then(|| Whole::new(sequences, before, device)),
             lengths,
+            runs,
             spans,
-            tokens,
             padding,
         }
     }
 
-    /// Adds the dropout of a decoder's adapters.
+    /// Adds the dropout of a decoder's adapters, which drops other inputs for each sequence.
+    ///
+    /// # Panics
+    /// If sequences share rows.
     #[must_use]
     pub fn with_dropout(mut self, decoder: &Decoder, sequences: &[&Sequence], at: DropoutStep) -> Self {
         let rate = decoder.lora().map_or(0.0, |lora| lora.dropout);
+        assert!(rate <= 0.0 || self.runs.iter().all(|run| !run.is_shared()), "a row has the dropout of one sequence");
         let keys = sequences.iter().map(|sequence| DropoutKey {
             seed: at.seed,
             step: at.step as u32,
@@ -149,11 +166,12 @@ impl MicroBatch {
 
     /// The auxiliary loss of routers for this one of a step's micro-batches, which have `tokens` tokens; `layers` have
     /// experts.
-    pub fn router_loss(&self, coefficient: f64, tokens: usize, layers: usize) -> RouterLoss {
-        let each = self.spans.iter().zip(&self.tokens);
-        let rows = each.flat_map(|(span, &tokens)| span.clone().map(move |row| row < tokens));
-        let rows = rows.chain(std::iter::repeat_n(false, self.padding));
-        RouterLoss::new(coefficient, tokens, layers, rows.collect())
+    pub fn router_loss(&self, coefficient: f64, all: usize, layers: usize) -> RouterLoss {
+        let each = self.spans.iter().zip(&self.runs);
+        let tokens = |run: &Run, row: usize| if row < run.tokens { run.shared_by as f32 } else { 0.0 };
+        let rows = each.flat_map(|(span, run)| span.clone().map(move |row| tokens(run, row)));
+        let rows = rows.chain(std::iter::repeat_n(0.0, self.padding));
+        RouterLoss::new(coefficient, all, layers, rows.collect())
     }
 
     /// Adds the auxiliary loss of routers in backward passes.
@@ -177,16 +195,29 @@ impl MicroBatch {
 
     /// The routes of each sequence's tokens that are here, after a forward pass that has kept them.
     pub fn routes(&self) -> Vec<Option<Routes>> {
-        let Some(routes) = self.ctx.routing().take_recorded() else {
+        let Some(recorded) = self.ctx.routing().take_recorded() else {
             return Vec::new();
         };
-        let mut start = 0;
-        let slices = self.spans.iter().zip(&self.tokens).map(|(span, &tokens)| {
-            let rows = start..start + span.end.min(tokens).saturating_sub(span.start);
+        let (mut start, mut prefix) = (0, None);
+        let mut routes = Vec::with_capacity(self.lengths.len());
+        for (span, run) in self.spans.iter().zip(&self.runs) {
+            let rows = recorded.slice(start..start + span.end.min(run.tokens).saturating_sub(span.start));
             start += span.len();
-            Some(routes.slice(rows))
-        });
-        slices.collect()
+            if run.is_shared() {
+                prefix = Some((run.shared_by, rows));
+                continue;
+            }
+            routes.push(Some(match &mut prefix {
+                Some((members, shared)) if *members > 0 => {
+                    *members -= 1;
+                    let mut whole = shared.clone();
+                    whole.append(rows);
+                    whole
+                }
+                _ => rows,
+            }));
+        }
+        routes
     }
 
     /// Number of scored tokens.
@@ -203,36 +234,102 @@ impl MicroBatch {
     }
 }
 
-/// The context of rows of which each sequence has these, and `padding` rows behind them.
+/// Consecutive rows of a sequence, or of a prefix that several share.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// The sequence; of a prefix the first one that has it.
+    sequence: usize,
+    /// Position of the first row in the sequence.
+    first: usize,
+    /// Rows that are tokens.
+    tokens: usize,
+    /// All rows: tokens, then padding.
+    rows: usize,
+    /// Sequences whose rows they are.
+    shared_by: usize,
+}
+
+impl Run {
+    fn is_shared(&self) -> bool {
+        self.shared_by > 1
+    }
+
+    fn positions(&self) -> Range<usize> {
+        self.first..self.first + self.tokens
+    }
+}
+
+/// The runs of sequences, in the order of their rows: a shared prefix stands before the sequences that have it.
+fn runs(sequences: &[&Sequence], layout: Layout) -> Vec<Run> {
+    let width = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+    let whole = |sequence: usize, first: usize| {
+        let tokens = sequences[sequence].tokens.len() - first;
+        let rows = if layout == Layout::Padded { width } else { tokens };
+        Run { sequence, first, tokens, rows, shared_by: 1 }
+    };
+    if layout != Layout::SharedPrefix {
+        return (0..sequences.len()).map(|i| whole(i, 0)).collect();
+    }
+    let mut runs = Vec::new();
+    for Tree { members, prefix } in trees(sequences) {
+        if prefix > 0 {
+            let (sequence, shared_by) = (members.start, members.len());
+            runs.push(Run { sequence, first: 0, tokens: prefix, rows: prefix, shared_by });
+        }
+        runs.extend(members.map(|i| whole(i, prefix)));
+    }
+    runs
+}
+
+/// The context of rows of which each run has these, and `padding` rows behind them.
 fn context(
     arch: &Arch,
-    layout: SequenceLayout,
-    spans: &[Range<usize>],
+    all: SequenceLayout,
+    (runs, spans): (&[Run], &[Range<usize>]),
     padding: usize,
     attention_rows: usize,
     device: &Device,
 ) -> ForwardContext {
-    let positions = spans.iter().flat_map(|span| span.clone().map(|row| row as u32));
-    let positions: Vec<u32> = positions.chain(std::iter::repeat_n(0, padding)).collect();
-    ForwardContext::for_rows(arch, layout, &positions, attention_rows, device)
+    let rows = runs.iter().zip(spans).flat_map(|(run, span)| span.clone().map(|row| (run.first + row) as u32));
+    let positions: Vec<u32> = rows.chain(std::iter::repeat_n(0, padding)).collect();
+    ForwardContext::for_rows(arch, all, &positions, attention_rows, device)
 }
 
-/// Recorded expert routes, scattered to this rank's rows `here`. `strides` has the rows of each sequence.
-fn routing(sequences: &[&Sequence], strides: &[usize], here: Range<usize>) -> Routing {
+/// Recorded expert routes, scattered to this rank's rows `here`.
+fn routing(sequences: &[&Sequence], runs: &[Run], here: Range<usize>) -> Routing {
     let known = sequences.iter().find_map(|s| s.routes.as_ref());
     let Some(width) = known.map(|routes| routes.width()) else {
         return Routing::default();
     };
-    let rows = strides.iter().sum::<usize>().max(here.end);
+    let rows = runs.iter().map(|run| run.rows).sum::<usize>().max(here.end);
     let mut routes = Routes::unknown(rows, width);
     let mut start = 0;
-    for (sequence, stride) in sequences.iter().zip(strides) {
-        if let Some(recorded) = &sequence.routes {
-            routes.set(start, recorded);
+    for run in runs {
+        if let Some(recorded) = &sequences[run.sequence].routes {
+            let [first, end] = [run.positions().start, run.positions().end].map(|row| row.min(recorded.rows()));
+            routes.set(start, &recorded.slice(first..end));
         }
-        start += stride;
+        start += run.rows;
     }
     Routing::default().replayed(routes.slice(here))
+}
+
+/// The layout of forward-only micro-batches under a plan's: prefixes are shared where the device has a kernel for it and
+/// the model no layers whose state runs through a sequence.
+#[must_use]
+pub fn scoring_layout(planned: Layout, decoder: &Decoder) -> Layout {
+    let kernel = [Operation::Attention, Operation::LongAttention];
+    let attends = kernel.into_iter().any(|kernel| kernels::available(kernel, decoder.device()));
+    let shares = attends && decoder.arch().delta_net.is_none();
+    if planned == Layout::SharedPrefix && !shares { Layout::Packed } else { planned }
+}
+
+/// [`scoring_layout`] of training micro-batches: adapters with dropout drop other inputs for each sequence.
+#[must_use]
+pub fn training_layout(planned: Layout, decoder: &Decoder) -> Layout {
+    let drops = decoder.lora().is_some_and(|lora| lora.dropout > 0.0);
+    let planned = scoring_layout(planned, decoder);
+    if planned == Layout::SharedPrefix && drops { Layout::Packed } else { planned }
 }
 
 /// Which packed sequences attend together on a device, at most `attention_rows` queries at a time (0: any number).

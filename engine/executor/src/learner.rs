@@ -1,16 +1,16 @@
 //! A trained model, policy or critic: the model, its optimizer, and the plan under which one updates the other.
 
-use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping};
+use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping, scoring_layout, training_layout};
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::{Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all, values_all};
 use firebrick_backends::trace::span_on;
 use firebrick_core::sequence::Sequence;
 use firebrick_core::{Error, Result};
+use firebrick_models::Decoder;
 use firebrick_models::arch::Mixer;
-use firebrick_models::{Arch, Decoder};
 use firebrick_objectives::{LossSums, MicroScores};
 use firebrick_plan::estimate::Sizes;
-use firebrick_plan::{ModelPlan, Role, Zero};
+use firebrick_plan::{Layout, ModelPlan, Role, Zero};
 use std::sync::Arc;
 
 /// A model that is trained and everything that changes it.
@@ -123,7 +123,7 @@ impl Learner {
     pub fn values(&self, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
         let ResidentModel { decoder, plan, .. } = &self.model;
         let executor = Executor::new(plan, &self.runtime, 1.0).for_role(self.model.role());
-        let cut = score_cut(plan, decoder.whole_arch());
+        let cut = score_cut(plan, decoder);
         values_all(&executor, decoder, sequences, cut)
     }
 
@@ -150,7 +150,7 @@ impl Learner {
         let plan = &self.model.plan;
         let executor = Executor::new(plan, &self.runtime, temperature);
         let base = self.model.decoder.adapters_off();
-        let cut = score_cut(plan, base.whole_arch());
+        let cut = score_cut(plan, &base);
         score_all(&executor, &base, sequences, cut)
     }
 
@@ -198,7 +198,7 @@ impl Learner {
         check_ranks(plan, runtime)?;
         optimizer.reserve(decoder)?;
         let world = runtime.world();
-        let cut = train_cut(plan, decoder.whole_arch());
+        let cut = train_cut(plan, decoder);
         let batch = Batch::pack_for(sequences, cut, world.data_size())?;
         let all_micros = batch.micros();
         let tokens = sequences.iter().map(|s| s.tokens.len()).sum();
@@ -279,28 +279,31 @@ pub fn score_placed(
     temperature: f64,
 ) -> Result<MicroScores> {
     let executor = Executor::new(&model.plan, runtime, temperature).for_role(model.role());
-    let cut = score_cut(&model.plan, model.decoder.whole_arch());
+    let cut = score_cut(&model.plan, &model.decoder);
     score_all(&executor, &model.decoder, sequences, cut)
 }
 
-/// Limits of a plan's training micro-batches.
-pub fn train_cut(plan: &ModelPlan, arch: &Arch) -> MicroBatchLimits {
-    cut(plan, arch, plan.train_tokens, "memory.train_tokens")
+/// Limits of training micro-batches.
+pub fn train_cut(plan: &ModelPlan, decoder: &Decoder) -> MicroBatchLimits {
+    let layout = training_layout(plan.layout, decoder);
+    cut(plan, decoder, plan.train_tokens, layout, "memory.train_tokens")
 }
 
-/// Limits of a plan's forward-only micro-batches.
-pub fn score_cut(plan: &ModelPlan, arch: &Arch) -> MicroBatchLimits {
-    cut(plan, arch, plan.score_tokens, "memory.score_tokens")
+/// Limits of forward-only micro-batches.
+pub fn score_cut(plan: &ModelPlan, decoder: &Decoder) -> MicroBatchLimits {
+    let layout = scoring_layout(plan.layout, decoder);
+    cut(plan, decoder, plan.score_tokens, layout, "memory.score_tokens")
 }
 
-fn cut(plan: &ModelPlan, arch: &Arch, max_tokens: usize, key: &'static str) -> MicroBatchLimits {
+fn cut(plan: &ModelPlan, decoder: &Decoder, max_tokens: usize, layout: Layout, key: &'static str) -> MicroBatchLimits {
+    let arch = decoder.whole_arch();
     let sizes = Sizes::new(arch, None);
     // 4 · width · keys operations of attention against 2 for every weight
     let attention = 2 * arch.count(Mixer::Attention) * arch.num_heads * arch.head_dim;
     MicroBatchLimits {
         max_tokens,
         max_sequences: plan.micro_batch_size,
-        layout: plan.layout,
+        layout,
         key_cost: attention as f64 / (sizes.active_body() + sizes.projection) as f64,
         key,
     }

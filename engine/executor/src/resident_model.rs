@@ -211,7 +211,9 @@ impl ResidentModel {
     pub fn sampling_shard(&self, group: &TensorGroup, precision: Precision) -> Result<Decoder> {
         let decoder = &self.decoder;
         match decoder.share() {
-            Some(share) if share == group.share() => decoder.as_sampling_shard(group, precision, |unit| self.unit(unit)),
+            Some(share) if share == group.share() => {
+                decoder.as_sampling_shard(group, precision, |unit| self.unit(unit))
+            }
             Some(_) => decoder.sampling_shard(group, precision, |unit| {
                 Ok(decoder.joined(unit, &self.parts(unit)?).into_iter().map(Param::Host).collect())
             }),

@@ -12,7 +12,7 @@ use super::sequence_parallel::{Ulysses, check_shared_sequences};
 use super::sharding::{PassContext, Sharding, Unsharded};
 use super::tensor_parallel::TensorParallel;
 use super::token_chunk::TokenChunk;
-use crate::batch::{DropoutStep, MicroBatch, Part};
+use crate::batch::{DropoutStep, MicroBatch, Part, scoring_layout, training_layout};
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::trace::span_on;
@@ -21,7 +21,7 @@ use firebrick_core::sequence::Sequence;
 use firebrick_models::Decoder;
 use firebrick_models::head::Head;
 use firebrick_objectives::{MicroScores, split_by_sequence};
-use firebrick_plan::{ModelPlan, Order, Role};
+use firebrick_plan::{Layout, ModelPlan, Order, Role};
 use std::ops::Range;
 
 /// Executes a [`ModelPlan`] on a decoder.
@@ -135,8 +135,8 @@ impl<'a> Executor<'a> {
         check_shared_sequences(self.role.name(), decoder.arch(), shared, router_loss)
     }
 
-    pub(super) fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
-        let ModelPlan { layout, attention_rows, .. } = *self.plan;
+    fn micro(&self, decoder: &Decoder, sequences: &[&Sequence], layout: Layout) -> MicroBatch {
+        let attention_rows = self.plan.attention_rows;
         let (arch, device) = (decoder.arch(), decoder.device());
         let part = Part::new(self.runtime.world());
         MicroBatch::part(arch, sequences, layout, attention_rows, part, device)
@@ -162,7 +162,7 @@ impl<'a> Executor<'a> {
 
     /// A micro-batch as training sees it.
     pub(super) fn micro_with_dropout(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
-        let micro = self.micro(decoder, sequences);
+        let micro = self.micro(decoder, sequences, training_layout(self.plan.layout, decoder));
         match self.dropout {
             Some(at) => micro.with_dropout(decoder, sequences, at),
             None => micro,
@@ -278,7 +278,7 @@ impl<'a> Executor<'a> {
 
     /// A micro-batch as scoring sees it: with the routes of its experts, unless they are on several stages.
     fn scored(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
-        let micro = self.micro(decoder, sequences);
+        let micro = self.micro(decoder, sequences, scoring_layout(self.plan.layout, decoder));
         if decoder.stage().is_some() { micro } else { micro.recorded(decoder.arch()) }
     }
 }

@@ -64,16 +64,8 @@ pub enum Layout {
     Packed,
     /// Each as many rows as the longest of them.
     Padded,
-}
-
-impl Layout {
-    /// Rows of sequences of the given lengths.
-    pub fn rows(self, lengths: impl Iterator<Item = usize> + Clone) -> usize {
-        match self {
-            Self::Packed => lengths.sum(),
-            Self::Padded => lengths.clone().count() * lengths.max().unwrap_or(0),
-        }
-    }
+    /// One behind the other, a prefix that several begin with once, before the other rows of each.
+    SharedPrefix,
 }
 
 /// Placement of the optimizer.

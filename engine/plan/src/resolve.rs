@@ -93,6 +93,7 @@ impl MemoryConfig {
             score_tokens: score_tokens.unwrap_or(self.score_tokens),
             micro_batch_size: self.micro_batch_size,
             packing: self.packing,
+            share_prefix: self.share_prefix,
             head_rows: self.head_rows,
             attention_rows: self.attention_rows,
             prefetch: self.prefetch,

@@ -263,6 +263,12 @@ pub const METRICS: &[(&str, &[Described])] = metrics! {
             "Micro-batches of the critic update.";
         "batch/{tokens,critic_tokens}", "tokens", Each(|r| batches(r, "tokens", |batch| batch.tokens as f64)),
             "Tokens of the sequences of the policy or critic update.";
+        "batch/{unique_tokens,critic_unique_tokens}", "tokens",
+            Each(|r| batches(r, "unique_tokens", |batch| batch.unique_tokens as f64)),
+            "Tokens that are computed: a shared prompt counts once.";
+        "batch/{shared_tokens,critic_shared_tokens}", "tokens",
+            Each(|r| batches(r, "shared_tokens", |batch| (batch.tokens - batch.unique_tokens) as f64)),
+            "Tokens that `memory.share_prefix` saves.";
         "batch/{padding,critic_padding}", "", Each(|r| batches(r, "padding", BatchStats::padding)),
             "Fraction of rows that is padding, attention excepted. 0 with packed sequences.";
         "batch/{attention_padding,critic_attention_padding}", "",

@@ -161,7 +161,7 @@ impl RewardModel {
             .collect();
         let ResidentModel { decoder, plan, .. } = &self.model;
         let executor = Executor::new(plan, &self.runtime, 1.0).for_role(Role::RewardModel);
-        let cut = score_cut(plan, decoder.arch());
+        let cut = score_cut(plan, decoder);
         let scores = values_all(&executor, decoder, &sequences, cut)?;
         Ok(scores.iter().map(|values| f64::from(values[0])).collect())
     }

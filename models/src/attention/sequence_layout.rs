@@ -9,7 +9,10 @@ use std::ops::Range;
 /// Which rows of a forward pass belong to which sequence, and which sequences are padded to one width for attention.
 #[derive(Clone, Debug)]
 pub struct SequenceLayout {
+    /// Rows of each run: a sequence, or a prefix that the runs behind it share.
     lengths: Vec<usize>,
+    /// For each run the number of runs behind it whose prefix it is; empty where no prefix is shared.
+    prefixes: Vec<usize>,
     pub(super) groups: Vec<Group>,
     /// Queries whose scores are computed at a time; 0 is all.
     chunk: usize,
@@ -118,6 +121,13 @@ impl SequenceLayout {
         this
     }
 
+    /// Runs of rows, packed one behind the other: run i is the prefix of the `prefixes[i]` runs behind it. A fused kernel
+    /// attends: a run's keys are those of its prefix and its own.
+    #[must_use]
+    pub fn shared_prefix(lengths: &[usize], prefixes: &[usize]) -> Self {
+        Self { prefixes: prefixes.to_vec(), ..Self::empty(lengths.to_vec(), true) }
+    }
+
     /// Sequences padded on the right to `width` rows each.
     pub fn padded(sequences: usize, width: usize) -> Self {
         let mut this = Self::empty(vec![width; sequences], false);
@@ -126,7 +136,7 @@ impl SequenceLayout {
     }
 
     fn empty(lengths: Vec<usize>, packed: bool) -> Self {
-        Self { lengths, groups: Vec::new(), chunk: 0, packed, masks: Vec::new(), fused: None }
+        Self { lengths, prefixes: Vec::new(), groups: Vec::new(), chunk: 0, packed, masks: Vec::new(), fused: None }
     }
 
     /// This layout with the masks of sliding windows `windows`, and scores of at most `chunk` queries at a time (0:
@@ -134,13 +144,14 @@ impl SequenceLayout {
     #[must_use]
     pub fn prepared(mut self, windows: &[Option<usize>], chunk: usize, device: &Device) -> Self {
         self.chunk = chunk;
-        let long = self.is_chunked(self.longest());
+        let long = self.is_chunked(self.longest()) || !self.prefixes.is_empty();
         if kernels::available(Operation::Attention, device)
             || (long && kernels::available(Operation::LongAttention, device))
         {
             self.fused = Some(self.prefix_groups(device));
             return self;
         }
+        assert!(self.prefixes.is_empty(), "no kernel attends to shared prefixes on this device");
         let longest = self.longest();
         for &window in windows {
             if self.masks.iter().all(|m| m.window != window) {
@@ -150,14 +161,23 @@ impl SequenceLayout {
         self
     }
 
-    /// The rows of each sequence, without shared prefixes.
+    /// The rows of each sequence and its prefix.
     fn prefix_groups(&self, device: &Device) -> PrefixGroups {
-        let ranges = consecutive(self.lengths.iter().copied());
-        let groups = ranges.map(|rows| PrefixGroup { prefix: rows.start..rows.start, members: vec![rows] });
-        PrefixGroups::new(groups.collect(), device)
+        let mut rows = consecutive(self.lengths.iter().copied());
+        let (mut groups, mut index) = (Vec::new(), 0);
+        while let Some(run) = rows.next() {
+            let members = self.prefixes.get(index).copied().unwrap_or(0);
+            groups.push(if members == 0 {
+                PrefixGroup { prefix: run.start..run.start, members: vec![run] }
+            } else {
+                PrefixGroup { prefix: run, members: rows.by_ref().take(members).collect() }
+            });
+            index += 1 + members;
+        }
+        PrefixGroups::new(groups, device)
     }
 
-    /// Rows of each sequence, padding included in a padded layout.
+    /// Rows of each run: a sequence with its padding, or a shared prefix and what is behind it in each sequence.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
@@ -177,7 +197,12 @@ impl SequenceLayout {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// True if [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores,
+    /// Returns true if runs have others as their prefix.
+    pub fn shares_prefixes(&self) -> bool {
+        !self.prefixes.is_empty()
+    }
+
+    /// Whether [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores,
     /// without a fused kernel (which differentiates itself).
     pub fn recomputes(&self) -> bool {
         self.fused.is_none() && (self.packed || self.is_chunked(self.longest()))

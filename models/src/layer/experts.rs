@@ -80,8 +80,7 @@ fn balanced(h: &Tensor<2>, logits: &Tensor<2>, chosen: &[u32], experts: Experts,
     let probabilities = softmax(logits.clone(), 1);
     let [rows, count] = probabilities.dims();
     let device = h.device().inner();
-    let tokens = loss.tokens.iter().map(|&token| f64::from(u8::from(token)));
-    let tokens = TensorData::new(tokens.collect::<Vec<f64>>(), [rows, 1]);
+    let tokens = TensorData::new(loss.tokens.to_vec(), [rows, 1]);
     let tokens = Tensor::<2>::from_data(tokens, (&device, logits.dtype()));
     let sum = (probabilities.clone().inner() * tokens.clone()).sum_dim(0);
     // as in `choose`: what could not be computed is reported where the phase reads its results

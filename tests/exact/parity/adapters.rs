@@ -89,7 +89,7 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients_beside_adapters() {
         for layout in [Layout::Packed, Layout::Padded] {
             for max_sequences in 1..=3 {
                 let plan = ModelPlan { layout, micro_batch_size: Some(max_sequences), ..plain.clone() };
-                let cut = train_cut(&plan, model.decoder.arch());
+                let cut = train_cut(&plan, &model.decoder);
                 let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
                 let label = format!("{}, adapters, {layout:?}, {} micro-batches", model.name, micros.len());
                 assert_same(&label, &run(&model, &plan, &loss, &micros), &expected);

@@ -133,7 +133,7 @@ fn every_cut_of_a_batch_gives_a_critic_its_loss_gradients_and_values() {
             [Layout::Packed, Layout::Padded].into_iter().flat_map(|layout| (1..=3).map(move |n| (layout, n)))
         {
             let plan = ModelPlan { layout, micro_batch_size: Some(max_sequences), ..plain.clone() };
-            let cut = train_cut(&plan, model.decoder.arch());
+            let cut = train_cut(&plan, &model.decoder);
             let batch = Batch::pack(&rows, cut).expect("every row fits");
             let micros = batch.micros();
             let label = format!("{}, critic, {layout:?}, {} micro-batches", model.name, micros.len());

@@ -13,5 +13,6 @@ mod router_loss;
 mod sampling_groups;
 mod sequence_parallel;
 mod shared;
+mod shared_prefix;
 mod tensor_parallel;
 mod zero;

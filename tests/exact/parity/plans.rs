@@ -53,10 +53,20 @@ pub(super) fn objective() -> PolicyGradient {
     .expect("an objective")
 }
 
-/// The golden rows; the first tokens of each are a prompt and not scored. Weights and advantages differ by token, and
-/// the old policy is close enough to the current one that some ratios are clipped and some are not.
+/// Tokens that the first three rows of a batch begin with.
+const PROMPT: usize = 6;
+
+/// The golden rows; the first tokens of each are a prompt and not scored, the same one for the first three. Weights and
+/// advantages differ by token, and the old policy is close enough to the current one that some ratios are clipped and
+/// some are not.
 fn batch(model: &Model) -> Vec<Sequence> {
     let mut rows = scored_rows(&model.golden("forward.safetensors"));
+    let prompt = rows[0].tokens[..PROMPT].to_vec();
+    for row in rows.iter_mut().take(3) {
+        let shared = PROMPT.min(row.tokens.len().saturating_sub(2));
+        row.tokens[..shared].copy_from_slice(&prompt[..shared]);
+        row.positions.drain(..shared.saturating_sub(2));
+    }
     let mut random = Stream::new(7, 0);
     for (i, row) in rows.iter_mut().enumerate() {
         row.positions.pop();
@@ -195,7 +205,7 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one() {
 }
 
 /// The weights after two optimizer steps.
-fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Gradients {
+pub(super) fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Gradients {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
     let optim = OptimConfig { lr: 1e-2, clip_grad: None, ..OptimConfig::default() };
@@ -279,7 +289,7 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
         {
             for plan in layouts(&model) {
                 let plan = ModelPlan { train_tokens: max_tokens, micro_batch_size: max_sequences, ..plan };
-                let cut = train_cut(&plan, model.decoder.arch());
+                let cut = train_cut(&plan, &model.decoder);
                 let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
                 let label = format!("{}, {:?}, {} micro-batches", model.name, plan.layout, micros.len());
                 assert_same(&label, &run(&plan, &micros), &expected);
@@ -290,10 +300,10 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
     checked("cuts of a batch", cases);
 }
 
-/// Both layouts, with graphs and inputs kept, attention whole and in chunks.
+/// All layouts, with graphs and inputs kept, attention whole and in chunks.
 fn layouts(model: &Model) -> Vec<ModelPlan> {
     let mut all = Vec::new();
-    for layout in [Layout::Packed, Layout::Padded] {
+    for layout in [Layout::Packed, Layout::Padded, Layout::SharedPrefix] {
         for attention_rows in [0, 3] {
             for plan in [model.plain(3), model.checkpointed(HEAD_ROWS, 1)] {
                 all.push(ModelPlan { layout, attention_rows, ..plan });

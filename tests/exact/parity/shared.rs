@@ -161,7 +161,7 @@ fn every_cut_of_a_batch_gives_a_shared_trunk_its_loss_gradients_and_values() {
         let at_once = model.score(&plain, TEMPERATURE, &rows).values;
         for max_sequences in 1..=3 {
             let plan = ModelPlan { head_rows: 3, micro_batch_size: Some(max_sequences), ..plain.clone() };
-            let cut = train_cut(&plan, model.decoder.arch());
+            let cut = train_cut(&plan, &model.decoder);
             let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
             let label = format!("{}, shared trunk, {max_sequences} at a time", model.name);
             let found = model.backward(&plan, TEMPERATURE, joint(&objective), &micros);

@@ -25,7 +25,7 @@ fn any_cut_in_either_layout_gives_one_loss_and_gradients(device: &Device) {
     for layout in [Layout::Packed, Layout::Padded] {
         for budget in [longest, 2 * longest, 1024] {
             let plan = ModelPlan { layout, train_tokens: budget, ..model.plain(1024) };
-            let batch = Batch::pack(&rows, train_cut(&plan, model.decoder.arch())).expect("a cut");
+            let batch = Batch::pack(&rows, train_cut(&plan, &model.decoder)).expect("a cut");
             let (sums, found) = model.backward(&plan, 1.0, &Nll, &batch.micros());
             let label = format!("{layout:?}, {budget} tokens");
             assert_close(&label, sums.loss, expected.0.loss, F32);

@@ -85,7 +85,7 @@ pub(crate) fn hold_logits(model: &Model, golden: &Golden) -> usize {
             assert_all_close(&label, found, expected, model.tolerance());
             start += match layout {
                 Layout::Padded => width * vocab,
-                Layout::Packed => length,
+                Layout::Packed | Layout::SharedPrefix => length,
             };
             rows += 1;
         }

@@ -1,7 +1,8 @@
 //! A batch cut into micro-batches that cost about the same, none above its token budget.
 
 use super::Sequence;
-use super::partition::{Capacity, best_fit, by_size, largest_differencing, longest_first};
+use super::partition::{Size, best_fit, by_size, largest_differencing, longest_first};
+use super::shared_prefix::{Tree, trees};
 use firebrick_core::world::deal::balanced;
 use firebrick_core::{Error, Result};
 use firebrick_models::attention::Grouping;
@@ -20,7 +21,7 @@ pub struct MicroBatchLimits {
     pub max_tokens: usize,
     /// Most sequences of one, where a fixed micro-batch size is asked for.
     pub max_sequences: Option<usize>,
-    /// Layout of the rows.
+    /// How sequences lie in rows.
     pub layout: Layout,
     /// Cost of a key to a query, as a share of a token's cost without attention.
     pub key_cost: f64,
@@ -41,8 +42,10 @@ pub struct Batch<'a> {
 pub struct BatchStats {
     /// Micro-batches.
     pub micro_batches: usize,
-    /// Tokens of the sequences.
+    /// Tokens of the sequences, each with its prefix.
     pub tokens: usize,
+    /// Tokens whose rows are computed: a shared prefix counts once.
+    pub unique_tokens: usize,
     /// Rows that matmuls, norms and the MLP work on.
     pub rows: usize,
     /// Rows that attention works on.
@@ -61,6 +64,7 @@ impl BatchStats {
         *self = Self {
             micro_batches: self.micro_batches + other.micro_batches,
             tokens: self.tokens + other.tokens,
+            unique_tokens: self.unique_tokens + other.unique_tokens,
             rows: self.rows + other.rows,
             attended: self.attended + other.attended,
             largest: self.largest.max(other.largest),
@@ -71,12 +75,12 @@ impl BatchStats {
 
     /// Share of the rows of token-wise work that is padding.
     pub fn padding(&self) -> f64 {
-        padding(self.tokens, self.rows)
+        padding(self.unique_tokens, self.rows)
     }
 
     /// Share of the rows of attention that is padding.
     pub fn attention_padding(&self) -> f64 {
-        padding(self.tokens, self.attended)
+        padding(self.unique_tokens, self.attended)
     }
 }
 
@@ -85,23 +89,26 @@ fn padding(tokens: usize, rows: usize) -> f64 {
 }
 
 impl MicroBatchLimits {
-    /// Cost of a sequence: its tokens, and every key for every query.
+    /// Cost of a sequence of this many tokens, with every key for every query.
     fn cost(&self, length: usize) -> u64 {
-        let length = length as f64;
-        (COST_UNIT * length * (1.0 + self.key_cost * length)) as u64
+        self.cost_after(0, length)
     }
 
-    /// Cost of a micro-batch of sequences of these lengths.
-    fn micro_cost(&self, lengths: impl ExactSizeIterator<Item = usize>) -> u64 {
-        match self.layout {
-            Layout::Padded => lengths.len() as u64 * lengths.max().map_or(0, |width| self.cost(width)),
-            Layout::Packed => lengths.map(|n| self.cost(n)).sum(),
-        }
+    /// Cost of the rows of a sequence behind its first `prefix`.
+    fn cost_after(&self, prefix: usize, length: usize) -> u64 {
+        (COST_UNIT * (length - prefix) as f64 * (1.0 + self.key_cost * length as f64)) as u64
     }
 
-    fn capacity(&self) -> Capacity {
-        Capacity { size: self.max_tokens, count: self.max_sequences.unwrap_or(usize::MAX) }
+    fn capacity(&self) -> Size {
+        Size { rows: self.max_tokens, sequences: self.max_sequences.unwrap_or(usize::MAX) }
     }
+}
+
+/// Sequences that go to one micro-batch.
+struct Item {
+    sequences: Vec<usize>,
+    size: Size,
+    cost: u64,
 }
 
 impl<'a> Batch<'a> {
@@ -115,8 +122,8 @@ impl<'a> Batch<'a> {
         Self::pack_for(sequences, cut, 1)
     }
 
-    /// Packs for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a multiple of
-    /// their number, if there are as many sequences. Every rank cuts the same.
+    /// [`pack`](Self::pack) for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a
+    /// multiple of their number, where there are as many sequences. Every rank cuts the same.
     ///
     /// # Errors
     /// As [`pack`](Self::pack).
@@ -126,18 +133,17 @@ impl<'a> Batch<'a> {
         if longest > cut.max_tokens {
             return Err(Error::Budget { tokens: longest, budget: cut.max_tokens, key: cut.key });
         }
-        let mut micros = match cut.layout {
-            Layout::Packed => packed(&lengths, cut, ranks),
+        let mut batch = Self { sequences, micros: Vec::new(), cut };
+        batch.micros = match cut.layout {
+            Layout::Packed | Layout::SharedPrefix => batch.packed(ranks),
             Layout::Padded => padded(&lengths, cut),
         };
-        spread_out(&mut micros, &lengths, cut, ranks);
-        for micro in &mut micros {
-            // those of one length stand together
-            micro.sort_by_key(|&i| (std::cmp::Reverse(lengths[i]), i));
-        }
-        let rows = |micro: &Vec<usize>| cut.layout.rows(micro.iter().map(|&i| lengths[i]));
-        micros.sort_by_key(|micro| (std::cmp::Reverse(rows(micro)), micro.first().copied()));
-        Ok(Self { sequences, micros, cut })
+        batch.spread_out(ranks);
+        let mut micros = std::mem::take(&mut batch.micros);
+        micros.iter_mut().for_each(|micro| batch.arrange(micro));
+        micros.sort_by_cached_key(|micro| (std::cmp::Reverse(batch.rows(micro)), micro.first().copied()));
+        batch.micros = micros;
+        Ok(batch)
     }
 
     /// Indices of the sequences of each micro-batch.
@@ -148,52 +154,181 @@ impl<'a> Batch<'a> {
     /// The micro-batches of each of `ranks` ranks, by index: of about equal cost, in as few rounds as possible. Where
     /// there are too few, some ranks have none.
     pub fn deal(&self, ranks: usize) -> Vec<Vec<usize>> {
-        let costs = self.micros.iter().map(|micro| self.cut.micro_cost(self.lengths(micro)));
-        balanced(&costs.collect::<Vec<_>>(), ranks)
-    }
-
-    fn lengths(&self, micro: &[usize]) -> impl ExactSizeIterator<Item = usize> {
-        micro.iter().map(|&i| self.sequences[i].tokens.len())
+        let costs: Vec<u64> = self.micros.iter().map(|micro| self.cost(micro)).collect();
+        balanced(&costs, ranks)
     }
 
     /// The sequences of each micro-batch.
     pub fn micros(&self) -> Vec<Vec<&'a Sequence>> {
-        let micro = |indices: &Vec<usize>| indices.iter().map(|&i| &self.sequences[i]).collect();
-        self.micros.iter().map(micro).collect()
+        self.micros.iter().map(|micro| self.of(micro)).collect()
     }
 
-    /// Statistics of the division if packed sequences attend in these groups.
+    fn of(&self, micro: &[usize]) -> Vec<&'a Sequence> {
+        micro.iter().map(|&i| &self.sequences[i]).collect()
+    }
+
+    fn lengths(&self, micro: &[usize]) -> Vec<usize> {
+        micro.iter().map(|&i| self.sequences[i].tokens.len()).collect()
+    }
+
+    /// Puts sequences next to each other that attend together: of one length, or with a common prefix.
+    fn arrange(&self, micro: &mut [usize]) {
+        let tokens = |i: usize| &self.sequences[i].tokens;
+        match self.cut.layout {
+            Layout::Packed | Layout::Padded => micro.sort_by_key(|&i| (std::cmp::Reverse(tokens(i).len()), i)),
+            Layout::SharedPrefix => micro.sort_by(|&a, &b| tokens(a).cmp(tokens(b)).then(a.cmp(&b))),
+        }
+    }
+
+    /// The trees of arranged sequences: each one its own where no prefix is shared.
+    fn trees(&self, micro: &[usize]) -> Vec<Tree> {
+        match self.cut.layout {
+            Layout::Packed | Layout::Padded => {
+                (0..micro.len()).map(|i| Tree { members: i..i + 1, prefix: 0 }).collect()
+            }
+            Layout::SharedPrefix => trees(&self.of(micro)),
+        }
+    }
+
+    /// Tokens of a micro-batch's rows.
+    fn unique_tokens(&self, micro: &[usize]) -> usize {
+        let lengths = self.lengths(micro);
+        let tree = |tree: Tree| {
+            let behind = lengths[tree.members].iter().map(|length| length - tree.prefix);
+            tree.prefix + behind.sum::<usize>()
+        };
+        self.trees(micro).into_iter().map(tree).sum()
+    }
+
+    /// Rows of a micro-batch.
+    fn rows(&self, micro: &[usize]) -> usize {
+        match self.cut.layout {
+            Layout::Padded => micro.len() * self.lengths(micro).into_iter().max().unwrap_or(0),
+            Layout::Packed | Layout::SharedPrefix => self.unique_tokens(micro),
+        }
+    }
+
+    /// Cost of a micro-batch.
+    fn cost(&self, micro: &[usize]) -> u64 {
+        let (cut, lengths) = (self.cut, self.lengths(micro));
+        let tree = |tree: Tree| {
+            let behind = lengths[tree.members].iter().map(|&length| cut.cost_after(tree.prefix, length));
+            cut.cost(tree.prefix) + behind.sum::<u64>()
+        };
+        match cut.layout {
+            Layout::Padded => lengths.len() as u64 * lengths.iter().max().map_or(0, |&width| cut.cost(width)),
+            Layout::Packed | Layout::SharedPrefix => self.trees(micro).into_iter().map(tree).sum(),
+        }
+    }
+
+    /// Sizes and costs of the cut, where packed sequences attend in these groups.
     pub fn stats(&self, grouping: Grouping) -> BatchStats {
         let mut stats =
             BatchStats { micro_batches: self.micros.len(), budget: self.cut.max_tokens, ..BatchStats::default() };
         let (mut most, mut sum) = (0, 0);
         for micro in &self.micros {
-            let lengths: Vec<usize> = self.lengths(micro).collect();
-            let rows = self.cut.layout.rows(lengths.iter().copied());
+            let lengths = self.lengths(micro);
+            let rows = self.rows(micro);
             stats.tokens += lengths.iter().sum::<usize>();
+            stats.unique_tokens += self.unique_tokens(micro);
             stats.rows += rows;
             stats.largest = stats.largest.max(rows);
             stats.attended += match self.cut.layout {
-                Layout::Padded => rows,
+                Layout::Padded | Layout::SharedPrefix => rows,
                 Layout::Packed => grouping.split(&lengths).map(|group| group.sequences.len() * group.width).sum(),
             };
-            let cost = self.cut.micro_cost(self.lengths(micro));
+            let cost = self.cost(micro);
             (most, sum) = (cost.max(most), sum + cost);
         }
         let mean = sum as f64 / self.micros.len().max(1) as f64;
         stats.imbalance = if sum > 0 { most as f64 / mean } else { 1.0 };
         stats
     }
+
+    /// The sequences that stay together: those of a tree, divided where it is above the budget.
+    fn items(&self) -> Vec<Item> {
+        let mut all: Vec<usize> = (0..self.sequences.len()).collect();
+        if self.cut.layout == Layout::SharedPrefix {
+            self.arrange(&mut all);
+        }
+        let mut items = Vec::new();
+        for Tree { members, prefix } in self.trees(&all) {
+            let members = &all[members];
+            let behind = |&i: &usize| Size { rows: self.sequences[i].tokens.len() - prefix, sequences: 1 };
+            let sizes: Vec<Size> = members.iter().map(behind).collect();
+            let most = self.cut.capacity();
+            for part in best_fit(&sizes, Size { rows: most.rows - prefix, ..most }) {
+                let rows = prefix + part.iter().map(|&i| sizes[i].rows).sum::<usize>();
+                let mut sequences: Vec<usize> = part.into_iter().map(|i| members[i]).collect();
+                self.arrange(&mut sequences);
+                let size = Size { rows, sequences: sequences.len() };
+                items.push(Item { size, cost: self.cost(&sequences), sequences });
+            }
+        }
+        items
+    }
+
+    /// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no
+    /// room for the balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and
+    /// costs follow tokens closely; the greedy way keeps any bound. The first of these that is balanced is taken, or
+    /// else the one that comes closest.
+    fn packed(&self, ranks: usize) -> Vec<Vec<usize>> {
+        let (cut, items) = (self.cut, self.items());
+        let costs: Vec<u64> = items.iter().map(|item| item.cost).collect();
+        let sizes: Vec<Size> = items.iter().map(|item| item.size).collect();
+        let parts = of_equal_cost(&costs, &sizes, cut, ranks);
+        let sequences = |part: Vec<usize>| {
+            let mut micro: Vec<usize> = part.into_iter().flat_map(|i| items[i].sequences.clone()).collect();
+            self.arrange(&mut micro);
+            micro
+        };
+        parts.into_iter().map(sequences).collect()
+    }
+
+    /// Cuts the most costly micro-batches in two until there are a multiple of `ranks`, or no micro-batch has two
+    /// sequences: none of the ranks is then idle while another works. Parts without sequences are dropped.
+    fn spread_out(&mut self, ranks: usize) {
+        if ranks <= 1 {
+            return;
+        }
+        let mut micros = std::mem::take(&mut self.micros);
+        micros.retain(|micro| !micro.is_empty());
+        while !micros.len().is_multiple_of(ranks) {
+            let several = micros.iter_mut().filter(|micro| micro.len() > 1);
+            let Some(most) = several.max_by_key(|micro| self.cost(micro)) else {
+                break;
+            };
+            let half = self.half(most);
+            micros.push(half);
+        }
+        self.micros = micros;
+    }
+
+    /// Takes about half of the sequences of a micro-batch: alternate ones where they are packed, the shorter ones where
+    /// they are padded; whole trees where it has several.
+    fn half(&self, micro: &mut Vec<usize>) -> Vec<usize> {
+        self.arrange(micro);
+        if self.cut.layout == Layout::Padded {
+            return micro.split_off(micro.len().div_ceil(2));
+        }
+        let mut trees = self.trees(micro);
+        if trees.len() == 1 {
+            trees = (0..micro.len()).map(|i| Tree { members: i..i + 1, prefix: 0 }).collect();
+        }
+        let taken = |i: usize| (i + 1) % 4 / 2 == 1;
+        let [mut kept, mut half] = [Vec::new(), Vec::new()];
+        for (i, Tree { members, .. }) in trees.into_iter().enumerate() {
+            if taken(i) { &mut half } else { &mut kept }.extend_from_slice(&micro[members]);
+        }
+        *micro = kept;
+        half
+    }
 }
 
-/// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no room
-/// for the balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and costs
-/// follow tokens closely; the greedy way keeps any bound. The first of these that is balanced is taken, or else the one
-/// that comes closest.
-fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usize>> {
+/// Items in parts of about one cost: see [`Batch::packed`].
+fn of_equal_cost(costs: &[u64], sizes: &[Size], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usize>> {
     let capacity = cut.capacity();
-    let costs: Vec<u64> = lengths.iter().map(|&n| cut.cost(n)).collect();
-    let tokens: Vec<u64> = lengths.iter().map(|&n| n as u64).collect();
+    let rows: Vec<u64> = sizes.iter().map(|size| size.rows as u64).collect();
     let longest = costs.iter().copied().max().unwrap_or(0) as f64;
     let imbalance = |parts: &[Vec<usize>]| {
         let cost = |part: &Vec<usize>| part.iter().map(|&i| costs[i]).sum::<u64>();
@@ -201,21 +336,21 @@ fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usi
         let mean = costs.iter().sum::<u64>() as f64 / parts.len().max(1) as f64;
         most / mean.max(longest)
     };
-    let mut best = best_fit(lengths, capacity);
+    let mut best = best_fit(sizes, capacity);
     let fewest = best.len().next_multiple_of(ranks.max(1));
     if fewest > best.len()
-        && let Some(more) = longest_first(&costs, lengths, fewest, capacity)
+        && let Some(more) = longest_first(costs, sizes, fewest, capacity)
     {
         best = more;
     }
     // a fixed size is asked for to have as few as it allows
     let more = usize::from(cut.max_sequences.is_none());
     for parts in [fewest, fewest + ranks].into_iter().take(1 + more) {
-        let greedy = longest_first(&costs, lengths, parts, capacity);
-        let partitions = [largest_differencing(&costs, parts), largest_differencing(&tokens, parts)];
-        for partition in partitions.into_iter().chain(greedy) {
-            if capacity.hold_all(&partition, lengths) && imbalance(&partition) < imbalance(&best) {
-                best = partition;
+        let greedy = longest_first(costs, sizes, parts, capacity);
+        let differencing = [largest_differencing(costs, parts), largest_differencing(&rows, parts)];
+        for candidate in differencing.into_iter().chain(greedy) {
+            if capacity.holds_all(&candidate, sizes) && imbalance(&candidate) < imbalance(&best) {
+                best = candidate;
             }
             if imbalance(&best) <= BALANCED {
                 return best;
@@ -230,7 +365,10 @@ fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usi
 fn padded(lengths: &[usize], cut: MicroBatchLimits) -> Vec<Vec<usize>> {
     let order = by_size(lengths);
     let fewest = filled(&order, lengths, cut, u64::MAX);
-    let cost = |micro: &Vec<usize>| cut.micro_cost(micro.iter().map(|&i| lengths[i]));
+    let cost = |micro: &Vec<usize>| {
+        let widths = micro.iter().map(|&i| lengths[i]);
+        micro.len() as u64 * widths.max().map_or(0, |width| cut.cost(width))
+    };
     let costs = |micros: &[Vec<usize>]| micros.iter().map(cost).max().unwrap_or(0);
     let (mut low, mut high) = (0, costs(&fewest));
     let mut best = fewest;
@@ -266,36 +404,6 @@ fn filled(order: &[usize], lengths: &[usize], cut: MicroBatchLimits, most: u64) 
         }
     }
     micros
-}
-
-/// Cuts the most costly micro-batches in two until there are a multiple of `ranks`, or no micro-batch has two
-/// sequences: none of the ranks is then idle while another works. Parts without sequences are dropped.
-fn spread_out(micros: &mut Vec<Vec<usize>>, lengths: &[usize], cut: MicroBatchLimits, ranks: usize) {
-    if ranks <= 1 {
-        return;
-    }
-    micros.retain(|micro| !micro.is_empty());
-    while !micros.len().is_multiple_of(ranks) {
-        let cost = |micro: &Vec<usize>| cut.micro_cost(micro.iter().map(|&i| lengths[i]));
-        let several = micros.iter_mut().filter(|micro| micro.len() > 1);
-        let Some(most) = several.max_by_key(|micro| cost(micro)) else {
-            return;
-        };
-        most.sort_by_key(|&i| (std::cmp::Reverse(lengths[i]), i));
-        // alternately where they are packed, the longer ones together where they are padded
-        let half = match cut.layout {
-            Layout::Padded => most.split_off(most.len().div_ceil(2)),
-            Layout::Packed => {
-                let mut place = 0;
-                most.extract_if(.., |_| {
-                    place += 1;
-                    place % 4 / 2 == 1
-                })
-                .collect()
-            }
-        };
-        micros.push(half);
-    }
 }
 
 #[cfg(test)]

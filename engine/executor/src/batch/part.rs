@@ -1,5 +1,6 @@
 //! The part of a micro-batch's rows that each of several ranks has (Ulysses sequence parallelism, arXiv:2309.14509).
 
+use super::Run;
 use burn::tensor::{Device, Tensor, TensorData};
 use firebrick_core::sequence::{Sequence, TokenColumns};
 use firebrick_objectives::TokenInputs;
@@ -95,14 +96,17 @@ pub(super) fn spans(part: &Range<usize>, strides: &[usize]) -> Vec<Range<usize>>
 }
 
 /// Scored tokens in rows before one.
-pub(super) fn scored_before(sequences: &[&Sequence], strides: &[usize], row: usize) -> usize {
+pub(super) fn scored_before(sequences: &[&Sequence], runs: &[Run], row: usize) -> usize {
     let mut start = 0;
-    let each = sequences.iter().zip(strides).map(|(sequence, stride)| {
-        let scored = sequence.positions.partition_point(|p| start + p < row);
-        start += stride;
-        scored
-    });
-    each.sum()
+    let mut scored = 0;
+    for run in runs {
+        if !run.is_shared() {
+            let positions = &sequences[run.sequence].positions;
+            scored += positions.partition_point(|p| start + p - run.first < row);
+        }
+        start += run.rows;
+    }
+    scored
 }
 
 #[cfg(test)]
@@ -134,10 +138,11 @@ mod tests {
                 })
                 .collect();
             let sequences: Vec<&Sequence> = sequences.iter().collect();
+            let runs = crate::batch::runs(&sequences, firebrick_plan::Layout::Packed);
             let (mut rows, mut scored) = (vec![0; lengths.len()], 0);
             for rank in 0..ranks {
                 let here = Part { rank, ranks }.rows(lengths.iter().sum());
-                prop_assert_eq!(scored_before(&sequences, &lengths, here.start), scored);
+                prop_assert_eq!(scored_before(&sequences, &runs, here.start), scored);
                 for (i, span) in spans(&here, &lengths).into_iter().enumerate() {
                     if !span.is_empty() {
                         prop_assert_eq!(span.start, rows[i]);

@@ -2,24 +2,26 @@
 
 use std::collections::BinaryHeap;
 
-/// Most that a part may hold.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Capacity {
-    /// Sum of the items' sizes.
-    pub size: usize,
-    /// Items.
-    pub count: usize,
+/// Rows and sequences: of an item, of a part, or the most that a part may hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Size {
+    pub rows: usize,
+    pub sequences: usize,
 }
 
-impl Capacity {
-    fn holds(&self, size: usize, count: usize) -> bool {
-        size <= self.size && count <= self.count
+impl Size {
+    fn and(self, other: Self) -> Self {
+        Self { rows: self.rows + other.rows, sequences: self.sequences + other.sequences }
     }
 
-    /// True if every part is within it.
-    pub fn hold_all(&self, parts: &[Vec<usize>], sizes: &[usize]) -> bool {
-        let size = |part: &Vec<usize>| part.iter().map(|&i| sizes[i]).sum();
-        parts.iter().all(|part| self.holds(size(part), part.len()))
+    fn holds(self, part: Self) -> bool {
+        part.rows <= self.rows && part.sequences <= self.sequences
+    }
+
+    /// Returns true if every part of items of these sizes is within it.
+    pub fn holds_all(self, parts: &[Vec<usize>], sizes: &[Self]) -> bool {
+        let size = |part: &Vec<usize>| part.iter().fold(Self::default(), |sum, &i| sum.and(sizes[i]));
+        parts.iter().all(|part| self.holds(size(part)))
     }
 }
 
@@ -71,37 +73,32 @@ impl Partial {
 
 /// Every item to the least costly part that has room for it, the most costly item first (Graham's LPT with capacities).
 /// `None` where an item finds no room.
-pub(super) fn longest_first(
-    costs: &[u64],
-    sizes: &[usize],
-    parts: usize,
-    capacity: Capacity,
-) -> Option<Vec<Vec<usize>>> {
-    let mut bins = vec![(0_u64, 0_usize, Vec::new()); parts];
+pub(super) fn longest_first(costs: &[u64], sizes: &[Size], parts: usize, capacity: Size) -> Option<Vec<Vec<usize>>> {
+    let mut bins = vec![(0_u64, Size::default(), Vec::new()); parts];
     for item in by_size(costs) {
-        let room = |p: &&mut (u64, usize, Vec<usize>)| capacity.holds(p.1 + sizes[item], p.2.len() + 1);
+        let room = |p: &&mut (u64, Size, Vec<usize>)| capacity.holds(p.1.and(sizes[item]));
         let part = bins.iter_mut().filter(room).min_by_key(|p| p.0)?;
         part.0 += costs[item];
-        part.1 += sizes[item];
+        part.1 = part.1.and(sizes[item]);
         part.2.push(item);
     }
     Some(bins.into_iter().map(|p| p.2).collect())
 }
 
 /// As few parts as best-fit decreasing finds: every item, the largest first, to the fullest part that has room for it.
-pub(super) fn best_fit(sizes: &[usize], capacity: Capacity) -> Vec<Vec<usize>> {
-    let mut chains: Vec<(usize, Vec<usize>)> = Vec::new();
+pub(super) fn best_fit(sizes: &[Size], capacity: Size) -> Vec<Vec<usize>> {
+    let mut bins: Vec<(Size, Vec<usize>)> = Vec::new();
     for item in by_size(sizes) {
-        let room = |p: &&mut (usize, Vec<usize>)| capacity.holds(p.0 + sizes[item], p.1.len() + 1);
-        match chains.iter_mut().filter(room).max_by_key(|p| p.0) {
+        let room = |p: &&mut (Size, Vec<usize>)| capacity.holds(p.0.and(sizes[item]));
+        match bins.iter_mut().filter(room).max_by_key(|p| p.0.rows) {
             Some(part) => {
-                part.0 += sizes[item];
+                part.0 = part.0.and(sizes[item]);
                 part.1.push(item);
             }
-            None => chains.push((sizes[item], vec![item])),
+            None => bins.push((sizes[item], vec![item])),
         }
     }
-    chains.into_iter().map(|p| p.1).collect()
+    bins.into_iter().map(|p| p.1).collect()
 }
 
 /// Items, the largest first, equal ones in their order.
@@ -124,8 +121,8 @@ mod tests {
     #[test]
     fn differencing_balances_what_the_greedy_way_does_not() {
         let costs = [8, 7, 6, 5, 4];
-        let sizes = costs.map(|_| 1);
-        let free = Capacity { size: usize::MAX, count: usize::MAX };
+        let sizes = costs.map(|_| Size { rows: 1, sequences: 1 });
+        let free = Size { rows: usize::MAX, sequences: usize::MAX };
         let differencing = largest_differencing(&costs, 2);
         let greedy = longest_first(&costs, &sizes, 2, free).unwrap();
         assert_eq!(most(&differencing, &costs), 16);

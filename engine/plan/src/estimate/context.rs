@@ -3,7 +3,7 @@
 
 use crate::estimate::{
     EstimatePhase, F32, LayerWidths, MemoryUsage, ModelSizes, ModelState, Parallel, PeakUsage, PhaseEstimate,
-    QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload,
+    QuantizedWeights, Shape, Sizes, Sublayer, Tree, UnitMessages, Workload,
 };
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_arch::kv_cache::ROUTE_BYTES;
@@ -224,21 +224,46 @@ impl<'a> Context<'a> {
         behind as u64
     }
 
-    fn shape(&self, plan: &ModelPlan, budget: usize, rollouts: u64) -> Shape {
-        let length = self.workload.scored_length().max(1);
+    fn shape(&self, plan: &ModelPlan, layout: Layout, budget: usize, rollouts: u64) -> Shape {
+        let tree = self.tree(layout);
+        let length = tree.length();
         let sequences = self.parallel.sequences(rollouts);
-        let sequences = plan.micro_batch_size.map_or(sequences, |n| sequences.min(n as u64)).max(1);
-        let tokens = (budget as u64).min(sequences * length).max(length);
+        let most = plan.micro_batch_size;
+        let sequences = most.map_or(sequences, |n| sequences.min(n as u64)).max(1);
+        let tokens = (budget as u64).min(tree.rows(sequences)).max(length);
         Shape {
             tokens,
-            packed: plan.layout == Layout::Packed,
+            packed: layout != Layout::Padded,
+            tree,
             length,
             scored: match self.workload.examples {
                 // a row may be scored to its last token
                 Some(_) => tokens,
-                None => (tokens * self.workload.response_length).div_ceil(length),
+                None => (tokens * tree.members * self.workload.response_length).div_ceil(tree.rows(tree.members)),
             },
             over: None,
+        }
+    }
+
+    /// The completions of a prompt, as long as allowed, under a layout.
+    fn tree(&self, layout: Layout) -> Tree {
+        let w = self.workload;
+        let length = w.scored_length().max(1);
+        if layout == Layout::SharedPrefix && w.examples.is_none() && w.group > 1 {
+            // the last token of a prompt, which predicts the first one of a completion, is a row of each completion
+            let prefix = w.prompt_length.saturating_sub(1).min(length - 1);
+            Tree { prefix, members: w.group, behind: length - prefix }
+        } else {
+            Tree { prefix: 0, members: 1, behind: length }
+        }
+    }
+
+    /// The layout of training micro-batches: adapters with dropout drop other inputs for each sequence.
+    pub fn training_layout(&self) -> Layout {
+        let drops = self.lora.is_some_and(|lora| lora.dropout > 0.0);
+        match self.model().layout {
+            Layout::SharedPrefix if drops => Layout::Packed,
+            layout => layout,
         }
     }
 
@@ -246,19 +271,19 @@ impl<'a> Context<'a> {
     pub fn train_shape(&self) -> Shape {
         let plan = self.model();
         let rollouts = self.workload.mini_rollouts();
-        self.shape(plan, plan.train_tokens, rollouts)
+        self.shape(plan, self.training_layout(), plan.train_tokens, rollouts)
     }
 
     /// The largest forward-only micro-batch of a model.
     pub fn score_shape(&self, plan: &ModelPlan) -> Shape {
-        self.shape(plan, plan.score_tokens, self.workload.scored_sequences())
+        self.shape(plan, plan.layout, plan.score_tokens, self.workload.scored_sequences())
     }
 
     /// Micro-batches of an optimizer step, with every sequence as long as allowed.
     pub fn micro_batches(&self) -> u64 {
         let shape = self.train_shape();
-        let each = (shape.tokens / shape.length).max(1);
-        self.parallel.sequences(self.workload.mini_rollouts()).div_ceil(each).max(1)
+        let sequences = self.parallel.sequences(self.workload.mini_rollouts());
+        sequences.div_ceil(shape.tree.sequences_within(shape.tokens)).max(1)
     }
 
     /// Running tensors of the largest sublayer, without a graph.

@@ -24,7 +24,7 @@ mod stages;
 mod workload;
 
 pub use crate::Zero;
-pub(crate) use bytes::activations::{Cached, LayerWidths, Shape};
+pub(crate) use bytes::activations::{Cached, LayerWidths, Shape, Tree};
 pub(crate) use bytes::elements::{Bypass, Elements};
 pub(crate) use bytes::experts::{ExpertSizes, ExpertWidths, LayerSet};
 pub(crate) use bytes::head::HeadCost;

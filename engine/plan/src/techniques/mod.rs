@@ -14,6 +14,7 @@ pub(crate) mod packing;
 pub(crate) mod pipeline;
 pub(crate) mod prefetch;
 pub(crate) mod reference_offload;
+pub(crate) mod shared_prefix;
 pub(crate) mod tensor_parallel;
 pub(crate) mod ulysses;
 pub(crate) mod update_in_backward;
@@ -39,6 +40,7 @@ pub const TECHNIQUES: &[&dyn Technique] = &[
     &micro_batches::ScoreTokens,
     &concurrent_sequences::ConcurrentSequences,
     &packing::PackedRows,
+    &shared_prefix::SharedPrefix,
     &prefetch::Prefetch,
     &zero::Sharding,
     &ulysses::Ulysses,

@@ -3,6 +3,7 @@ use firebrick_models::random::Stream;
 use proptest::prelude::*;
 
 const LAYOUTS: [Layout; 2] = [Layout::Packed, Layout::Padded];
+const ALL: [Layout; 3] = [Layout::Packed, Layout::Padded, Layout::SharedPrefix];
 
 fn sequences(lengths: &[usize]) -> Vec<Sequence> {
     lengths.iter().map(|&n| Sequence { tokens: vec![1; n], ..Sequence::default() }).collect()
@@ -33,7 +34,7 @@ fn word_problems(count: usize, seed: u64) -> Vec<usize> {
 
 #[test]
 fn a_sequence_above_the_budget_is_refused_with_the_smallest_budget_that_would_do() {
-    for layout in LAYOUTS {
+    for layout in ALL {
         let message = Batch::pack(&sequences(&[3, 9, 4]), cut(layout, 8, None)).unwrap_err().to_string();
         assert!(message.contains("9 tokens") && message.contains("memory.train_tokens is 8"), "{message}");
         assert!(message.ends_with("raise it to at least 9"), "{message}");
@@ -89,7 +90,7 @@ fn the_largest_micro_batch_comes_first_and_equal_lengths_stand_together() {
         let batch = Batch::pack(&sequences, cut(layout, 18, None)).unwrap();
         let lengths: Vec<Vec<usize>> =
             batch.micros().iter().map(|micro| micro.iter().map(|s| s.tokens.len()).collect()).collect();
-        let rows: Vec<usize> = lengths.iter().map(|lengths| layout.rows(lengths.iter().copied())).collect();
+        let rows: Vec<usize> = batch.indices().iter().map(|micro| batch.rows(micro)).collect();
         assert!(rows.is_sorted_by(|a, b| a >= b), "{rows:?}");
         for micro_lengths in lengths {
             assert!(micro_lengths.is_sorted_by(|a, b| a >= b), "{micro_lengths:?}");
@@ -109,7 +110,7 @@ fn a_fixed_size_gives_as_few_micro_batches_as_it_can() {
 
 #[test]
 fn an_empty_batch_has_no_micro_batches() {
-    for layout in LAYOUTS {
+    for layout in ALL {
         let batch = Batch::pack(&[], cut(layout, 8, None)).unwrap();
         assert!(batch.indices().is_empty());
         assert_eq!(batch.stats(wasting(0.1)).rows, 0);
@@ -127,6 +128,48 @@ fn numbers_of_several_batches_add_up() {
     assert!((sum.padding() - 1.0 / 7.0).abs() < 1e-12);
 }
 
+/// Groups of completions: the tokens of a prompt, and those of each completion.
+fn groups(sizes: &[(usize, &[usize])]) -> Vec<Sequence> {
+    let group = |(prompt, &(length, completions)): (usize, &(usize, &[usize]))| -> Vec<Sequence> {
+        let prompt = vec![prompt as u32; length];
+        let own = (1000..).zip(completions).map(|(first, &n)| Sequence::completion(&prompt, &vec![first; n]));
+        own.collect()
+    };
+    sizes.iter().enumerate().flat_map(group).collect()
+}
+
+#[test]
+fn a_prompt_counts_once_in_a_micro_batch_and_again_where_a_group_is_above_the_budget() {
+    let sequences = groups(&[(101, &[10, 20, 30, 40]), (51, &[10, 10])]);
+    let batch = Batch::pack(&sequences, cut(Layout::SharedPrefix, 1000, None)).unwrap();
+    let stats = batch.stats(wasting(0.0));
+    // each completion has the last token of its prompt
+    let unique = 100 + (11 + 21 + 31 + 41) + 50 + 2 * 11;
+    assert_eq!((stats.tokens, stats.unique_tokens, stats.rows), (504 + 122, unique, unique));
+    assert_eq!(batch.indices(), [[0, 1, 2, 3, 4, 5]]);
+    assert!(stats.padding().abs() < 1e-12);
+
+    let batch = Batch::pack(&sequences, cut(Layout::SharedPrefix, 175, None)).unwrap();
+    let stats = batch.stats(wasting(0.0));
+    assert_eq!((stats.micro_batches, stats.unique_tokens), (3, unique + 100));
+    assert!(stats.largest <= 175);
+    let mut group: Vec<usize> = batch.indices().iter().filter(|m| m[0] < 4).flatten().copied().collect();
+    group.sort_unstable();
+    assert_eq!(group, [0, 1, 2, 3]);
+}
+
+#[test]
+fn ranks_get_whole_groups_while_there_are_as_many() {
+    let sequences = groups(&[(100, &[10; 4]), (99, &[10; 4]), (98, &[10; 4]), (97, &[10; 4])]);
+    let batch = Batch::pack_for(&sequences, cut(Layout::SharedPrefix, 4096, None), 4).unwrap();
+    assert_eq!(batch.stats(wasting(0.0)).unique_tokens, 99 + 98 + 97 + 96 + 16 * 11);
+    let batch = Batch::pack_for(&sequences, cut(Layout::SharedPrefix, 4096, None), 8).unwrap();
+    assert_eq!(
+        (batch.indices().len(), batch.stats(wasting(0.0)).unique_tokens),
+        (8, 2 * (99 + 98 + 97 + 96) + 16 * 11)
+    );
+}
+
 proptest! {
     #[test]
     fn no_micro_batch_exceeds_the_budget_and_none_is_lost(
@@ -138,10 +181,10 @@ proptest! {
         let lengths: Vec<usize> = roots.iter().map(|u| (3.0 / u.powi(2)) as usize).collect();
         let sequences = sequences(&lengths);
         let budget = lengths.iter().max().unwrap_or(&0) + extra;
-        for layout in LAYOUTS {
+        for layout in ALL {
             let batch = Batch::pack(&sequences, cut(layout, budget, most)).unwrap();
             for micro in batch.indices() {
-                prop_assert!(layout.rows(micro.iter().map(|&i| lengths[i])) <= budget);
+                prop_assert!(batch.rows(micro) <= budget);
                 prop_assert!(most.is_none_or(|n| micro.len() <= n));
                 prop_assert!(!micro.is_empty());
             }

@@ -108,6 +108,8 @@ pub struct Shape {
     pub tokens: u64,
     /// True if sequences lie one behind the other.
     pub packed: bool,
+    /// How sequences share rows.
+    pub tree: Tree,
     /// Tokens of the longest sequence.
     pub length: u64,
     /// Tokens whose log-prob is wanted.
@@ -116,7 +118,48 @@ pub struct Shape {
     pub over: Option<Cached>,
 }
 
-/// Tokens that attend over a cache.
+/// Sequences with a common prefix, whose rows are computed once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tree {
+    /// Tokens of the prefix; 0 where none is shared.
+    pub prefix: u64,
+    /// Sequences that have it, at least 1.
+    pub members: u64,
+    /// Tokens of each behind it.
+    pub behind: u64,
+}
+
+impl Tree {
+    /// Sequences of this many tokens that share nothing.
+    pub fn single(length: u64) -> Self {
+        Self { prefix: 0, members: 1, behind: length }
+    }
+
+    /// Tokens of a sequence.
+    pub fn length(self) -> u64 {
+        self.prefix + self.behind
+    }
+
+    /// Rows of sequences.
+    pub fn rows(self, sequences: u64) -> u64 {
+        sequences.div_ceil(self.members) * self.prefix + sequences * self.behind
+    }
+
+    /// Sequences that a number of rows holds, at least 1.
+    pub fn sequences_within(self, rows: u64) -> u64 {
+        let trees = rows / self.rows(self.members);
+        let part = rows.saturating_sub(self.prefix) / self.behind;
+        if trees > 0 { trees * self.members } else { part.max(1) }
+    }
+
+    /// Twice the mean keys of a row: the length, where nothing is shared.
+    pub fn keys(self) -> f64 {
+        let [prefix, members, behind] = [self.prefix, self.members, self.behind].map(|n| n as f64);
+        (prefix * prefix + members * behind * (2.0 * prefix + behind)) / (prefix + members * behind)
+    }
+}
+
+/// What attends over a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cached {
     /// Tokens of prompts.
@@ -307,7 +350,8 @@ impl LayerWidths {
     fn keeps_none(&self, shape: Shape, rows: usize) -> bool {
         let attends = match self.attends {
             Attends::None => false,
-            Attends::Long => shape.is_chunked(rows),
+            // shared prefixes are the kernel's
+            Attends::Long => shape.tree.prefix > 0 || shape.is_chunked(rows),
             Attends::All => true,
         };
         match shape.over {

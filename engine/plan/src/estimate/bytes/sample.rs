@@ -7,7 +7,7 @@
 //! logits, exponentials, their running sum.
 
 use crate::ModelPlan;
-use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, PeakUsage, Shape, Sizes};
+use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, PeakUsage, Shape, Sizes, Tree};
 use firebrick_arch::PipelineStage;
 use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, CudaGraphs, Home, Operation};
@@ -50,6 +50,7 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
     let shape = Shape {
         tokens: (together * length).min(most.max(1)),
         packed: false,
+        tree: Tree::single(length),
         length,
         scored: together,
         over: Some(Cached::Prompts),
@@ -65,7 +66,8 @@ fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
 
 /// A decoding step of `rows` sequences.
 fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
-    Shape { tokens: rows, packed: false, length: ctx.workload.length(), scored: rows, over: Some(Cached::Tokens) }
+    let length = ctx.workload.length();
+    Shape { tokens: rows, packed: false, tree: Tree::single(length), length, scored: rows, over: Some(Cached::Tokens) }
 }
 
 /// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for

@@ -39,20 +39,27 @@ pub(crate) struct Work {
     /// Tokens, and padding if there is any.
     pub tokens: f64,
     pub micros: f64,
-    /// Tokens of a sequence.
+    /// Twice the mean keys of a token: the tokens of a sequence, where no prefix is shared.
     pub length: f64,
     /// Tokens whose log-prob is wanted.
     pub scored: f64,
 }
 
 impl Work {
-    /// So many sequences under a plan's limits.
-    pub fn new(ctx: &Context<'_>, plan: &ModelPlan, sequences: f64, most_tokens: usize) -> Self {
+    /// Work on `sequences` sequences under a plan's limits, in a layout.
+    pub fn new(ctx: &Context<'_>, plan: &ModelPlan, layout: Layout, sequences: f64, most_tokens: usize) -> Self {
         let [prompt, response] = ctx.mean_lengths();
-        let length = prompt + response;
-        let rows = match plan.layout {
-            Layout::Packed => length,
-            Layout::Padded => ctx.workload.scored_length() as f64,
+        let whole = prompt + response;
+        let group = ctx.workload.group as f64;
+        let prefix = if ctx.workload.examples.is_some() || group <= 1.0 { 0.0 } else { (prompt - 1.0).max(0.0) };
+        let (rows, length) = match layout {
+            Layout::Packed => (whole, whole),
+            Layout::Padded => (ctx.workload.scored_length() as f64, whole),
+            Layout::SharedPrefix => {
+                let behind = whole - prefix;
+                let rows = prefix / group + behind;
+                (rows, (prefix * prefix / group + behind * (prefix + whole)) / rows)
+            }
         };
         let tokens = sequences * rows;
         let by_sequences = plan.micro_batch_size.map_or(1.0, |most| sequences / most as f64);

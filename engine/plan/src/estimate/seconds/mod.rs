@@ -32,7 +32,7 @@ pub(crate) mod segment_totals;
 use crate::estimate::seconds::passes::{LAYER_OPERATIONS, widened_bytes};
 use crate::estimate::seconds::sampling::{measured_sampling, sampled_rows};
 use crate::estimate::{
-    Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, Work, Workload,
+    Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, Tree, Work, Workload,
 };
 use crate::techniques::{gradient_offload, weight_offload};
 use crate::{ModelPlan, Order};
@@ -140,6 +140,7 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let prefill = Shape {
         tokens: prompts * w.prompt_length,
         packed: false,
+        tree: Tree::single(w.prompt_length),
         length: w.prompt_length,
         scored: prompts,
         over: Some(Cached::Prompts),
@@ -167,8 +168,8 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
 /// Micro-batches of a forward of all rollouts.
 pub(crate) fn score_micros(ctx: &Context<'_>, plan: &ModelPlan) -> u64 {
     let shape = ctx.score_shape(plan);
-    let each = (shape.tokens / shape.length).max(1);
-    ctx.workload.rollouts().div_ceil(ctx.parallel.data).div_ceil(each)
+    let sequences = ctx.workload.rollouts().div_ceil(ctx.parallel.data);
+    sequences.div_ceil(shape.tree.sequences_within(shape.tokens))
 }
 
 /// Forward passes of the policy over the rollouts of a step.
@@ -183,7 +184,7 @@ pub(crate) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
     let streams = streamed(ctx, plan);
     if let Some(rates) = ctx.rates() {
         let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
-        let work = Work::new(ctx, plan, sequences, plan.score_tokens);
+        let work = Work::new(ctx, plan, plan.layout, sequences, plan.score_tokens);
         let compute = ctx.body_forward(rates, work) + ctx.head_forward(rates, work, plan.head_rows);
         return pipeline_factor(ctx, work) * ctx.shared(compute) + pipeline_turns(ctx, work.micros) * ctx.copy(streams);
     }
@@ -283,7 +284,7 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
 fn training_work(ctx: &Context<'_>) -> Work {
     let plan = ctx.model();
     let sequences = ctx.workload.mini_rollouts() as f64 / ctx.parallel.data as f64;
-    Work::new(ctx, plan, sequences, plan.train_tokens)
+    Work::new(ctx, plan, ctx.training_layout(), sequences, plan.train_tokens)
 }
 
 /// Computation of all of it where the device's kernels were measured: the layers' forward; head and backward.

@@ -43,7 +43,7 @@ impl Context<'_> {
     pub(crate) fn attention_operations(&self, shape: Shape, rows: usize) -> f64 {
         let arch = self.arch;
         let q = (arch.num_heads * arch.head_dim) as f64;
-        let whole = 4.0 * q * shape.length as f64 * shape.tokens as f64;
+        let whole = 4.0 * q * shape.tree.keys() * shape.tokens as f64;
         if self.widths.attends_by_kernel(shape, rows) {
             whole / 2.0
         } else if shape.is_chunked(rows) {

@@ -1,0 +1,100 @@
+//! Rows that share a prefix have the scores, loss, gradients and updates of rows that are computed apart.
+
+use firebrick_engine::batch::Batch;
+use firebrick_engine::learner::{score_cut, train_cut};
+use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan};
+use firebrick_engine::sequence::Sequence;
+
+use super::plans::{HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, trained};
+use crate::support::{assert_all_close, assert_gradient, checked};
+
+/// Ragged groups: the first rows of a model's batch, which begin alike, and of the first one an identical row, one
+/// without a completion, one whose second half alone is scored (an earlier turn is its prompt), and one that goes on
+/// behind it.
+fn groups(rows: &[Sequence]) -> Vec<Sequence> {
+    let first = &rows[0];
+    let part = |tokens: usize, scored: std::ops::Range<usize>| {
+        let of = |column: &Vec<f64>| column[scored.clone()].to_vec();
+        Sequence {
+            tokens: first.tokens[..tokens].to_vec(),
+            positions: first.positions[scored.clone()].to_vec(),
+            columns: first.columns.map(of),
+            ..first.clone()
+        }
+    };
+    let (tokens, scored) = (first.tokens.len(), first.positions.len());
+    let mut all = rows.to_vec();
+    all.extend([
+        first.clone(),
+        part(first.positions[0] + 1, 0..0),
+        part(tokens, scored / 2..scored),
+        part(tokens - 2, scored / 2..scored - 3),
+    ]);
+    all
+}
+
+#[test]
+fn shared_prefixes_change_no_score_loss_or_gradient() {
+    let (mut cases, mut saved) = (0, 0);
+    for (model, rows) in models() {
+        // where a row's scores depend on the rest of its batch, so does the loss
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let rows = groups(&rows);
+        let whole: Vec<&Sequence> = rows.iter().collect();
+        let loss = objective();
+        for plain in [model.plain(HEAD_ROWS), model.checkpointed(3, 1)] {
+            let expected = model.backward(&plain, TEMPERATURE, &loss, std::slice::from_ref(&whole));
+            let scores = model.score(&plain, TEMPERATURE, &rows);
+            let longest = rows.iter().map(|row| row.tokens.len()).max().expect("rows");
+            for (max_tokens, max_sequences) in [(longest, None), (2 * longest, None), (1000, Some(3)), (1000, None)] {
+                let plan = ModelPlan {
+                    layout: Layout::SharedPrefix,
+                    train_tokens: max_tokens,
+                    score_tokens: max_tokens,
+                    micro_batch_size: max_sequences,
+                    ..plain.clone()
+                };
+                let label = format!("{}, at most {max_tokens} rows and {max_sequences:?} sequences", model.name);
+                let batch = Batch::pack(&rows, train_cut(&plan, &model.decoder)).expect("every row fits");
+                let stats = batch.stats(firebrick_engine::batch::grouping(0, model.decoder.device()));
+                saved += stats.tokens - stats.unique_tokens;
+                assert_same(&label, &model.backward(&plan, TEMPERATURE, &loss, &batch.micros()), &expected);
+                let batch = Batch::pack(&rows, score_cut(&plan, &model.decoder)).expect("every row fits");
+                for (indices, micro) in batch.indices().iter().zip(batch.micros()) {
+                    let micro: Vec<Sequence> = micro.into_iter().cloned().collect();
+                    let found = model.score(&plan, TEMPERATURE, &micro);
+                    for ((&i, logp), entropy) in indices.iter().zip(found.logp).zip(found.entropy) {
+                        // scores are stored in f32
+                        let label = format!("{label}, row {i}");
+                        let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>();
+                        assert_all_close(&label, &wide(&logp), &wide(&scores.logp[i]), 1e-6);
+                        assert_all_close(&label, &wide(&entropy), &wide(&scores.entropy[i]), 1e-6);
+                    }
+                }
+                cases += 1;
+            }
+        }
+    }
+    assert!(!crate::KERNELS || saved > 100 * cases / 8, "{saved} rows saved in {cases} cases");
+    checked("batches with shared prefixes", cases);
+}
+
+#[test]
+fn shared_prefixes_change_no_updated_weight() {
+    let mut cases = 0;
+    for (model, rows) in models() {
+        if !model.manifest.is_local() {
+            continue;
+        }
+        let rows = groups(&rows);
+        let updated = |share_prefix| trained(&model, &rows, &MemoryConfig { share_prefix, ..MemoryConfig::default() });
+        let (found, expected) = (updated(true), updated(false));
+        for (parameter, found) in &found {
+            assert_gradient(&format!("{}: {parameter}", model.name), found, &expected[parameter], TOLERANCE);
+        }
+        cases += 1;
+    }
+    checked("updates with shared prefixes", cases);
+}
