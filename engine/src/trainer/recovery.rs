@@ -65,16 +65,18 @@ impl Recovery {
         self.clean_up();
         let step = self.step;
         self.telemetry.recorder.event(Event::Phase { step, phase });
-        self.telemetry.ledger.begin(step, phase);
         let started = Instant::now();
         let span = span_on(phase.name(), &self.session.device);
+        // a backend that reads its memory first does the work that waits, which fails on a lost device
         let result = catch_unwind(AssertUnwindSafe(|| {
+            self.telemetry.ledger.begin(step, phase);
             self.recovering(phase, |_| Ok(()))?;
             work(self)
         }));
         drop(span);
         self.telemetry.timings.add(phase, started.elapsed().as_secs_f64());
-        self.telemetry.ledger.end(step, phase);
+        let ended = catch_unwind(AssertUnwindSafe(|| self.telemetry.ledger.end(step, phase)));
+        let result = result.and_then(|done| ended.map(|()| done));
         let error = match result {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(error)) => error,

@@ -5,27 +5,39 @@ use crate::support::model::nll_rows;
 use crate::support::tolerance::F32;
 use crate::support::{assert_close, assert_gradient, checked, fixtures};
 use burn::tensor::Device;
-use firebrick_engine::batch::Batch;
+use firebrick_engine::batch::{Batch, grouping};
 use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::{Layout, ModelPlan};
 use firebrick_engine::sequence::Sequence;
 
+/// Tokens of a prompt.
+const PROMPT: usize = 6;
+
 on_devices! {
-    any_cut_in_either_layout_gives_one_loss_and_gradients,
+    any_cut_in_any_layout_gives_one_loss_and_gradients,
 }
 
-fn any_cut_in_either_layout_gives_one_loss_and_gradients(device: &Device) {
+fn any_cut_in_any_layout_gives_one_loss_and_gradients(device: &Device) {
     let (model, golden) = model(&fixtures().join("models/qwen2-tied"), device);
-    let rows = nll_rows(&golden);
+    let mut rows = nll_rows(&golden);
+    // the first rows have one prompt
+    let prompt = rows[0].tokens[..PROMPT].to_vec();
+    for row in rows.iter_mut().take(3) {
+        row.tokens[..PROMPT].copy_from_slice(&prompt);
+        row.positions.drain(..PROMPT - 1);
+        row.columns.weight.as_mut().expect("weights").drain(..PROMPT - 1);
+    }
     let longest = rows.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
     let whole: Vec<Vec<&Sequence>> = vec![rows.iter().collect()];
     let expected = model.backward(&model.plain(1024), 1.0, &Nll, &whole);
     let mut cuts = 0;
-    for layout in [Layout::Packed, Layout::Padded] {
+    for layout in [Layout::Packed, Layout::Padded, Layout::SharedPrefix] {
         for budget in [longest, 2 * longest, 1024] {
             let plan = ModelPlan { layout, train_tokens: budget, ..model.plain(1024) };
             let batch = Batch::pack(&rows, train_cut(&plan, &model.decoder)).expect("a cut");
+            let stats = batch.stats(grouping(0, device));
+            assert_eq!(stats.unique_tokens < stats.tokens, layout == Layout::SharedPrefix && budget > longest);
             let (sums, found) = model.backward(&plan, 1.0, &Nll, &batch.micros());
             let label = format!("{layout:?}, {budget} tokens");
             assert_close(&label, sums.loss, expected.0.loss, F32);

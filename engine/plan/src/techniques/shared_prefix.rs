@@ -17,12 +17,22 @@ impl Technique for SharedPrefix {
         }
     }
 
+    /// The reason too, where a model or a setting excludes it.
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
-        let workload = &request.workload;
-        let shares = used.memory.share_prefix
-            && used.memory.packing.layout() == Layout::Packed
-            && workload.arch.delta_net.is_none();
-        (shares && workload.group > 1 && workload.examples.is_none()).then_some("prompts are computed once a group")
+        let (memory, workload) = (&used.memory, &request.workload);
+        if !memory.share_prefix || workload.group <= 1 || workload.examples.is_some() {
+            return None;
+        }
+        let drops = workload.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
+        Some(if memory.packing.layout() == Layout::Padded {
+            "prompts are repeated: rows are padded"
+        } else if workload.arch.delta_net.is_some() {
+            "prompts are repeated: gated DeltaNet layers carry a state through each sequence"
+        } else if drops {
+            "prompts are repeated in training: model.lora.dropout is above 0"
+        } else {
+            "prompts are computed once a group"
+        })
     }
 
     fn undo(&self, used: &mut Candidate, _: &Request) {
