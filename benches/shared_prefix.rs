@@ -106,8 +106,7 @@ fn main() {
             repeated_scoring / scoring
         );
         rows.push(vec![
-            shape[0].into(),
-            shape[1].into(),
+            format!("{} + {}", shape[0], shape[1]).into(),
             rounded(repeated / shared, 2),
             rounded(peak / repeated_peak, 2),
             rounded(repeated_scoring / scoring, 2),
@@ -118,7 +117,7 @@ fn main() {
         title: "A group's prompt computed once",
         command: "cargo bench --no-default-features --bench shared_prefix",
         what: "A llama of 6.5 M parameters, 8 completions of half to all of the longest length, by turns with `memory.share_prefix: false`.",
-        columns: &["prompt", "longest completion", "update, times as fast", "peak of the update", "scoring, times as fast"],
+        columns: &["prompt + longest completion", "update, times as fast", "peak of the update", "scoring, times as fast"],
         rows,
     }
     .write();
