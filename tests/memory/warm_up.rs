@@ -23,7 +23,9 @@ in_own_process!(the_warm_up_of_a_run_is_within_15_percent_of_its_prediction_and_
 fn config(folder: &Path, run: &str, overrides: &[String]) -> RunConfig {
     let rows: Vec<String> = (0..ROWS)
         .map(|row| {
-            let digit = |place: usize| char::from(b'0' + ((row * 7 + place * 3) % 10) as u8);
+            // no two rows begin alike for long, so that they share little
+            let digit =
+                |place: usize| char::from(b'0' + ((row * 7919 + place * place * 31 + row * place * 17) / 7 % 10) as u8);
             let prompt: String = (0..CHARACTERS).map(digit).collect();
             let completion: String = (CHARACTERS..2 * CHARACTERS).map(digit).collect();
             format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\"}}\n")

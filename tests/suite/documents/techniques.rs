@@ -7,8 +7,10 @@ use firebrick_engine::plan::{MemoryConfig, TECHNIQUES};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// Keys that other tests compare: sizes of micro-batches and samples, and the reference policy's.
-const COMPARED_ELSEWHERE: [&str; 6] = [
+/// Keys that other tests compare: sizes of micro-batches and samples, the reference policy's, and shared prefixes, which
+/// are on in every row of the table and off in the plain plan.
+const COMPARED_ELSEWHERE: [&str; 7] = [
+    "memory.share_prefix",
     "memory.train_tokens",
     "memory.score_tokens",
     "memory.micro_batch_size",

@@ -77,7 +77,8 @@ fn every_algorithm_trains_and_its_losses_do_not_depend_on_the_cut() {
 fn choices_out_of_the_whole_step_do_not_depend_on_the_cut() {
     let bench = half_taught();
     for settings in [
-        &["objective.top_entropy_quantile=0.3", "objective.entropy_coeff=0.01"][..],
+        // entropies tie, and a tie at the quantile is broken by rounding, which shared prefixes change
+        &["memory.share_prefix=false", "objective.top_entropy_quantile=0.3", "objective.entropy_coeff=0.01"][..],
         &["objective=kl_cov", "objective.kl_cov_ratio=0.2"],
         &["objective=clip_cov", "objective.clip_cov_ratio=0.2", "objective.clip_cov_lb=-1"],
         &["objective.off_policy_mask_threshold=0.001"],

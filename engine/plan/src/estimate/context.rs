@@ -3,7 +3,7 @@
 
 use crate::estimate::{
     EstimatePhase, F32, LayerWidths, MemoryUsage, ModelSizes, ModelState, Parallel, PeakUsage, PhaseEstimate,
-    QuantizedWeights, Shape, Sizes, Sublayer, Tree, UnitMessages, Workload,
+    QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload, without_dropped,
 };
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_arch::kv_cache::ROUTE_BYTES;
@@ -225,12 +225,14 @@ impl<'a> Context<'a> {
     }
 
     fn shape(&self, plan: &ModelPlan, layout: Layout, budget: usize, rollouts: u64) -> Shape {
-        let tree = self.tree(layout);
+        let tree = self.workload.tree(layout);
         let length = tree.length();
         let sequences = self.parallel.sequences(rollouts);
         let most = plan.micro_batch_size;
         let sequences = most.map_or(sequences, |n| sequences.min(n as u64)).max(1);
         let tokens = (budget as u64).min(tree.rows(sequences)).max(length);
+        // as many completions of a prompt as a micro-batch holds
+        let together = tree.members.min(sequences).min(tree.sequences_within(tokens));
         Shape {
             tokens,
             packed: layout != Layout::Padded,
@@ -239,32 +241,15 @@ impl<'a> Context<'a> {
             scored: match self.workload.examples {
                 // a row may be scored to its last token
                 Some(_) => tokens,
-                None => (tokens * tree.members * self.workload.response_length).div_ceil(tree.rows(tree.members)),
+                None => (tokens * together * self.workload.response_length).div_ceil(tree.rows(together)),
             },
             over: None,
         }
     }
 
-    /// The completions of a prompt, as long as allowed, under a layout.
-    fn tree(&self, layout: Layout) -> Tree {
-        let w = self.workload;
-        let length = w.scored_length().max(1);
-        if layout == Layout::SharedPrefix && w.examples.is_none() && w.group > 1 {
-            // the last token of a prompt, which predicts the first one of a completion, is a row of each completion
-            let prefix = w.prompt_length.saturating_sub(1).min(length - 1);
-            Tree { prefix, members: w.group, behind: length - prefix }
-        } else {
-            Tree { prefix: 0, members: 1, behind: length }
-        }
-    }
-
     /// The layout of training micro-batches: adapters with dropout drop other inputs for each sequence.
     pub fn training_layout(&self) -> Layout {
-        let drops = self.lora.is_some_and(|lora| lora.dropout > 0.0);
-        match self.model().layout {
-            Layout::SharedPrefix if drops => Layout::Packed,
-            layout => layout,
-        }
+        without_dropped(self.model().layout, self.lora)
     }
 
     /// The largest training micro-batch.

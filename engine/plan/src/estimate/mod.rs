@@ -24,7 +24,7 @@ mod stages;
 mod workload;
 
 pub use crate::Zero;
-pub(crate) use bytes::activations::{Cached, LayerWidths, Shape, Tree};
+pub(crate) use bytes::activations::{Cached, LayerWidths, Shape};
 pub(crate) use bytes::elements::{Bypass, Elements};
 pub(crate) use bytes::experts::{ExpertSizes, ExpertWidths, LayerSet};
 pub(crate) use bytes::head::HeadCost;
@@ -47,6 +47,7 @@ pub(crate) use seconds::kernels::Work;
 pub(crate) use seconds::segment_totals::SegmentTotals;
 pub(crate) use stages::{StagePlans, Stages};
 pub use workload::{CriticWork, Examples, RewardWork, WarmUp, Workload};
+pub(crate) use workload::{Tree, without_dropped};
 
 #[cfg(test)]
 mod tests;

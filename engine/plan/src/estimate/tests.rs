@@ -62,7 +62,7 @@ fn rows_are_held_on_the_host_in_every_phase() {
     let plain = workload();
     let with_rows = Workload { rows_bytes: 1_000_000, ..workload() };
     for (backend, is_unified) in [(Backend::Cpu, true), (Backend::Cuda, false)] {
-        let memory = MemoryConfig::default();
+        let memory = unshared();
         let [without, with] = [&plain, &with_rows].map(|workload| under(workload, &memory, &device(backend)));
         assert_eq!(without.phases.len(), with.phases.len());
         for (without, with) in without.phases.iter().zip(&with.phases) {
@@ -77,19 +77,24 @@ fn rows_are_held_on_the_host_in_every_phase() {
 }
 
 fn checkpointed() -> MemoryConfig {
-    MemoryConfig { gradient_checkpointing: true, ..MemoryConfig::default() }
+    MemoryConfig { gradient_checkpointing: true, ..unshared() }
+}
+
+/// The defaults with a prompt for each completion, which the formulas below are of.
+fn unshared() -> MemoryConfig {
+    MemoryConfig { share_prefix: false, ..MemoryConfig::default() }
 }
 
 /// Bytes of one activation of a micro-batch.
 fn row() -> u64 {
-    4 * HIDDEN * MemoryConfig::default().train_tokens as u64
+    4 * HIDDEN * unshared().train_tokens as u64
 }
 
 #[test]
 fn kept_inputs_are_tokens_times_hidden_size_for_each_segment() {
     let kept =
         |memory: &MemoryConfig| held(&on_cuda(&workload(), memory), EstimatePhase::Backward, Category::KeptInputs);
-    assert_eq!(kept(&MemoryConfig::default()), 0);
+    assert_eq!(kept(&unshared()), 0);
     assert_eq!(kept(&checkpointed()), LAYERS * row());
     let every_second = MemoryConfig { checkpoint_every: 2, ..checkpointed() };
     assert_eq!(kept(&every_second), LAYERS / 2 * row());
@@ -109,7 +114,7 @@ fn a_share_of_one_less_one_in_r_recomputed_divides_the_graphs_by_about_r() {
     let graphs = |memory: &MemoryConfig| {
         held(&on_cuda(&workload(), memory), EstimatePhase::Backward, Category::LiveGraph) as f64
     };
-    let plain = graphs(&MemoryConfig::default());
+    let plain = graphs(&unshared());
     for r in [2.0, 4.0] {
         let memory = MemoryConfig { checkpoint_ratio: Some(1.0 - 1.0 / r), ..checkpointed() };
         let divided = plain / graphs(&memory);
@@ -125,7 +130,7 @@ fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
     for (kind, moments) in
         [(MomentKind::F32, 8 * p), (MomentKind::Bf16, 4 * p), (MomentKind::Block8, 2 * (p + 4 * p.div_ceil(256)))]
     {
-        let memory = MemoryConfig { moments: kind, ..MemoryConfig::default() };
+        let memory = MemoryConfig { moments: kind, ..unshared() };
         for (workload, weights, masters) in [(&workload(), 4 * p, 0), (&half, 2 * p, 4 * p)] {
             let update = on_cuda(workload, &memory);
             let of = |category| held(&update, EstimatePhase::Optimizer, category);
@@ -150,7 +155,7 @@ fn each_offload_takes_its_state_off_the_device() {
     let moments = |estimate: &Estimate| held(estimate, EstimatePhase::Optimizer, Category::Moments);
     let host = |estimate: &Estimate| estimate.phase(EstimatePhase::Optimizer).expect("a phase").host_bytes;
 
-    let idle = update(MemoryConfig { optimizer_offload: OptimizerOffload::Idle, ..MemoryConfig::default() });
+    let idle = update(MemoryConfig { optimizer_offload: OptimizerOffload::Idle, ..unshared() });
     // the largest matrix's moments visit
     let largest = Sizes::new(&arch(512), None).largest_trained;
     assert_eq!(moments(&idle), 8 * largest);
@@ -158,18 +163,14 @@ fn each_offload_takes_its_state_off_the_device() {
     assert!(host(&idle) >= 8 * (p - largest));
 
     let cpu = |fraction| {
-        update(MemoryConfig {
-            optimizer_offload: OptimizerOffload::Cpu,
-            offload_fraction: fraction,
-            ..MemoryConfig::default()
-        })
+        update(MemoryConfig { optimizer_offload: OptimizerOffload::Cpu, offload_fraction: fraction, ..unshared() })
     };
     assert_eq!(moments(&cpu(1.0)), 0);
     // moments, and the weights that the host updates
     assert!(host(&cpu(1.0)) >= 12 * p);
     assert!(moments(&cpu(0.5)).abs_diff(4 * p) <= 8);
 
-    let away = update(MemoryConfig { grad_offload: true, ..MemoryConfig::default() });
+    let away = update(MemoryConfig { grad_offload: true, ..unshared() });
     assert_eq!(held(&away, EstimatePhase::Optimizer, Category::Gradients), 0);
     assert!(host(&away) >= 4 * p);
 }
@@ -222,10 +223,10 @@ fn offloaded_inputs_leave_the_device_but_for_those_on_their_way() {
         assert_eq!(held(&away, EstimatePhase::Backward, Category::KeptInputs), rows * row());
         assert!(away.host_peak_bytes >= LAYERS * row());
     }
-    assert_eq!(MemoryConfig::default().prefetch, 1);
+    assert_eq!(unshared().prefetch, 1);
     // of a whole graph recomputing frees the most, and offload comes on top
     let peak = |memory: &MemoryConfig| total(&on_cuda(&workload(), memory), EstimatePhase::Backward);
-    let (plain, kept) = (peak(&MemoryConfig::default()), peak(&checkpointed()));
+    let (plain, kept) = (peak(&unshared()), peak(&checkpointed()));
     let away = peak(&offloaded(1, 1));
     assert!(plain - kept > kept - away && kept > away);
 }
@@ -234,7 +235,7 @@ fn offloaded_inputs_leave_the_device_but_for_those_on_their_way() {
 fn keys_and_values_take_whole_blocks_of_every_sequence() {
     let sequences = 64;
     let cache = |workload: &Workload| {
-        let estimate = on_cuda(workload, &MemoryConfig::default());
+        let estimate = on_cuda(workload, &unshared());
         held(&estimate, EstimatePhase::Rollout, Category::KvCache)
     };
     let bytes = 8 * LAYERS * KEY_HEADS * HEAD * 512 * sequences;
@@ -250,7 +251,7 @@ fn keys_and_values_take_whole_blocks_of_every_sequence() {
     let limited = Workload { kv_cache_bytes: Some(bytes / 4), ..workload() };
     assert_eq!(cache(&limited), bytes / 4);
     let plan = |max_num_seqs| {
-        let plan = MemoryConfig::default().plans(&arch(512), false, None, max_num_seqs);
+        let plan = unshared().plans(&arch(512), false, None, max_num_seqs);
         estimate(&workload(), &plan.expect("a plan"), &device(Backend::Cuda))
     };
     let few = held(&plan(4), EstimatePhase::Rollout, Category::KvCache);
@@ -260,7 +261,7 @@ fn keys_and_values_take_whole_blocks_of_every_sequence() {
 /// Bytes of training, of keys and values, and of the host, for as many sequences at a time as there are.
 fn of_batch(prompts: u64, group: u64, lengths: [u64; 2]) -> [u64; 3] {
     let workload = Workload::grpo(arch(512), lengths, prompts, group);
-    let estimate = on_cuda(&workload, &MemoryConfig::default());
+    let estimate = on_cuda(&workload, &unshared());
     let backward = estimate.phase(EstimatePhase::Backward).expect("a phase");
     let cache = held(&estimate, EstimatePhase::Rollout, Category::KvCache);
     [backward.total_bytes, cache, backward.host_bytes]
@@ -284,14 +285,14 @@ fn shorter_texts_take_fewer_keys_and_values_and_as_much_for_training_in_less_tim
     assert!(less <= training && training - less < training / 100);
     let seconds = |lengths| {
         let workload = Workload::grpo(arch(512), lengths, 16, 8);
-        on_cuda(&workload, &MemoryConfig::default()).seconds.backward
+        on_cuda(&workload, &unshared()).seconds.backward
     };
     assert!(seconds([128, 128]) < seconds([256, 256]));
 }
 
 #[test]
 fn scoring_has_micro_batches_of_its_own() {
-    let memory = MemoryConfig::default();
+    let memory = unshared();
     assert!(memory.score_tokens > memory.train_tokens);
     let small = MemoryConfig { score_tokens: 4096, ..memory.clone() };
     let (large, small) = (on_cuda(&workload(), &memory), on_cuda(&workload(), &small));

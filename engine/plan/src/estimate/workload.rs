@@ -1,9 +1,58 @@
 //! The work of a run, as far as its memory depends on it.
 
-use crate::ModelPlan;
+use crate::{Layout, ModelPlan};
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::{Arch, KvCacheDtype};
 use firebrick_spec::{CudaGraphs, Precision, Prepack};
+
+/// Sequences with a common prefix, whose rows are computed once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tree {
+    /// Tokens of the prefix; 0 where none is shared.
+    pub prefix: u64,
+    /// Sequences that have it, at least 1.
+    pub members: u64,
+    /// Tokens of each behind it.
+    pub behind: u64,
+}
+
+impl Tree {
+    /// Sequences of this many tokens that share nothing.
+    pub fn single(length: u64) -> Self {
+        Self { prefix: 0, members: 1, behind: length }
+    }
+
+    /// Tokens of a sequence.
+    pub fn length(self) -> u64 {
+        self.prefix + self.behind
+    }
+
+    /// Rows of sequences.
+    pub fn rows(self, sequences: u64) -> u64 {
+        sequences.div_ceil(self.members) * self.prefix + sequences * self.behind
+    }
+
+    /// Sequences that a number of rows holds, at least 1.
+    pub fn sequences_within(self, rows: u64) -> u64 {
+        let trees = rows / self.rows(self.members);
+        let part = rows.saturating_sub(self.prefix) / self.behind;
+        if trees > 0 { trees * self.members } else { part.max(1) }
+    }
+
+    /// Twice the mean keys of a row: the length, where nothing is shared.
+    pub fn keys(self) -> f64 {
+        let [prefix, members, behind] = [self.prefix, self.members, self.behind].map(|n| n as f64);
+        (prefix * prefix + members * behind * (2.0 * prefix + behind)) / (prefix + members * behind)
+    }
+}
+
+/// The layout of training micro-batches: adapters with dropout drop other inputs for each sequence.
+pub(crate) fn without_dropped(planned: Layout, lora: Option<&LoraConfig>) -> Layout {
+    match planned {
+        Layout::SharedPrefix if lora.is_some_and(|lora| lora.dropout > 0.0) => Layout::Packed,
+        layout => layout,
+    }
+}
 
 /// The work of a run, without memory decisions.
 #[derive(Clone, Debug, PartialEq)]
@@ -209,6 +258,22 @@ impl Workload {
     /// Most tokens of a sequence that is scored or trained on.
     pub fn scored_length(&self) -> u64 {
         self.examples.map_or_else(|| self.length(), |e| e.length)
+    }
+
+    /// The completions of a prompt, as long as allowed, under a layout.
+    pub(crate) fn tree(&self, layout: Layout) -> Tree {
+        let length = self.scored_length().max(1);
+        if layout != Layout::SharedPrefix || self.examples.is_some() || self.group <= 1 {
+            return Tree::single(length);
+        }
+        // the last token of a prompt, which predicts the first one of a completion, is a row of each completion
+        let prefix = self.prompt_length.saturating_sub(1).min(length - 1);
+        Tree { prefix, members: self.group, behind: length - prefix }
+    }
+
+    /// [`Self::tree`] in the policy's training.
+    pub(crate) fn training_tree(&self, planned: Layout) -> Tree {
+        self.tree(without_dropped(planned, self.lora.as_ref()))
     }
 
     /// Most tokens of a sequence that any pass with a graph, or any scoring one, is over: also in a warm-up.

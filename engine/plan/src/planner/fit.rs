@@ -51,7 +51,7 @@ impl Request {
         let estimate = self.estimate(&plan);
         let w = &self.workload;
         let policy = plan.policy();
-        let fits = (policy.train_tokens as u64 / w.scored_length().max(1)).max(1);
+        let fits = w.training_tree(policy.layout).sequences_within(policy.train_tokens as u64);
         let most = policy.micro_batch_size.map_or(u64::MAX, |n| n as u64);
         let sequences = self.parallel.sequences(w.mini_rollouts());
         let micro_batch = fits.min(most).min(sequences);

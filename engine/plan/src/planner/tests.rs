@@ -28,7 +28,8 @@ fn arch(layers: usize, hidden: usize, vocab: usize) -> Arch {
 fn request(arch: Arch, backend: Backend) -> Request {
     Request {
         workload: Workload { reference: true, ..Workload::grpo(arch, [256, 256], 8, 8) },
-        memory: MemoryConfig::default(),
+        // formulas below are of prompts for each completion
+        memory: MemoryConfig { share_prefix: false, ..MemoryConfig::default() },
         max_num_seqs: 64,
         profile: device(backend),
         budget: None,

@@ -1,23 +1,23 @@
 //! Sizes of micro-batches.
 
+use crate::estimate::Tree;
 use crate::technique::prelude::*;
 
-/// Token budgets that hold whole sequences of `length`, up to `most` tokens and `sequences` of them.
-pub(crate) fn tokens(most: usize, length: u64, sequences: u64) -> Vec<usize> {
-    let length = length.max(1);
-    let most = (most as u64 / length).clamp(1, sequences.max(1));
+/// Token budgets that hold whole sequences of a tree, up to `most` tokens and `sequences` of them.
+pub(crate) fn tokens(most: usize, tree: Tree, sequences: u64) -> Vec<usize> {
+    let most = tree.sequences_within(most as u64).min(sequences.max(1));
     let mut counts: Vec<u64> = std::iter::successors(Some(1), |n| Some(n * 2))
         .flat_map(|n| [n, n + n / 2])
         .take_while(|&n| n < most)
         .collect();
     counts.push(most);
     counts.dedup();
-    counts.iter().map(|n| (n * length) as usize).collect()
+    counts.into_iter().map(|n| tree.rows(n) as usize).collect()
 }
 
-/// Tokens of a device's share of `sequences` sequences.
-fn share(request: &Request, sequences: u64) -> u64 {
-    request.parallel.sequences(sequences) * request.workload.scored_length()
+/// Rows of a device's share of `sequences` sequences in a layout.
+fn share(request: &Request, tree: Tree, sequences: u64) -> u64 {
+    tree.rows(request.parallel.sequences(sequences))
 }
 
 /// Micro-batches of training.
@@ -43,7 +43,8 @@ impl Technique for TrainTokens {
     }
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
-        let step = share(request, request.workload.mini_rollouts());
+        let tree = request.workload.training_tree(used.memory.layout(&request.workload.arch));
+        let step = share(request, tree, request.workload.mini_rollouts());
         let most = step.min(request.memory.train_tokens as u64);
         ((used.memory.train_tokens as u64) < most).then_some("smaller training micro-batches")
     }
@@ -75,7 +76,8 @@ impl Technique for ScoreTokens {
     }
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
-        let step = share(request, request.workload.scored_sequences());
+        let tree = request.workload.tree(used.memory.layout(&request.workload.arch));
+        let step = share(request, tree, request.workload.scored_sequences());
         let most = step.min(request.memory.score_tokens as u64);
         ((used.memory.score_tokens as u64) < most).then_some("smaller scoring micro-batches")
     }
@@ -87,12 +89,17 @@ impl Technique for ScoreTokens {
 
 #[cfg(test)]
 mod tests {
-    use super::tokens;
+    use super::{Tree, tokens};
 
     #[test]
     fn token_budgets_hold_whole_sequences_and_end_at_the_limit() {
-        assert_eq!(tokens(1000, 100, 64), [100, 200, 300, 400, 600, 800, 1000]);
-        assert_eq!(tokens(1000, 100, 3), [100, 200, 300]);
-        assert_eq!(tokens(50, 100, 3), [100]);
+        let alone = Tree::single(100);
+        assert_eq!(tokens(1000, alone, 64), [100, 200, 300, 400, 600, 800, 1000]);
+        assert_eq!(tokens(1000, alone, 3), [100, 200, 300]);
+        assert_eq!(tokens(50, alone, 3), [100]);
+        // a prompt of 80 tokens before 4 completions
+        let tree = Tree { prefix: 80, members: 4, behind: 20 };
+        assert_eq!(tokens(1000, tree, 8), [100, 120, 140, 160, 280, 320]);
+        assert_eq!(tokens(150, tree, 8), [100, 120, 140]);
     }
 }

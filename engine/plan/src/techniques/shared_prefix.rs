@@ -5,6 +5,16 @@ use crate::technique::prelude::*;
 
 pub(crate) struct SharedPrefix;
 
+impl MemoryConfig {
+    /// The layout of a model's micro-batches.
+    pub(crate) fn layout(&self, arch: &Arch) -> Layout {
+        match self.packing.layout() {
+            Layout::Packed if self.share_prefix && arch.delta_net.is_none() => Layout::SharedPrefix,
+            layout => layout,
+        }
+    }
+}
+
 impl Technique for SharedPrefix {
     fn keys(&self) -> &'static [&'static str] {
         &["memory.share_prefix"]
@@ -12,9 +22,7 @@ impl Technique for SharedPrefix {
 
     /// States of gated `DeltaNet` layers run through whole sequences.
     fn apply(&self, memory: &MemoryConfig, arch: &Arch, plan: &mut ModelPlan) {
-        if memory.share_prefix && plan.layout == Layout::Packed && arch.delta_net.is_none() {
-            plan.layout = Layout::SharedPrefix;
-        }
+        plan.layout = memory.layout(arch);
     }
 
     /// The reason too, where a model or a setting excludes it.

@@ -43,7 +43,7 @@
 //!
 //! The input `x` of a sublayer is the output of the one before it and is counted there.
 
-use crate::estimate::{Bypass, Elements, ExpertWidths, F32, LinearWidths, Parallel, Sublayer};
+use crate::estimate::{Bypass, Elements, ExpertWidths, F32, LinearWidths, Parallel, Sublayer, Tree};
 use firebrick_arch::Arch;
 use firebrick_arch::arch::Activation;
 use firebrick_arch::lora::LoraConfig;
@@ -116,47 +116,6 @@ pub struct Shape {
     pub scored: u64,
     /// The kind of tokens that attend over a cache, if they do.
     pub over: Option<Cached>,
-}
-
-/// Sequences with a common prefix, whose rows are computed once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tree {
-    /// Tokens of the prefix; 0 where none is shared.
-    pub prefix: u64,
-    /// Sequences that have it, at least 1.
-    pub members: u64,
-    /// Tokens of each behind it.
-    pub behind: u64,
-}
-
-impl Tree {
-    /// Sequences of this many tokens that share nothing.
-    pub fn single(length: u64) -> Self {
-        Self { prefix: 0, members: 1, behind: length }
-    }
-
-    /// Tokens of a sequence.
-    pub fn length(self) -> u64 {
-        self.prefix + self.behind
-    }
-
-    /// Rows of sequences.
-    pub fn rows(self, sequences: u64) -> u64 {
-        sequences.div_ceil(self.members) * self.prefix + sequences * self.behind
-    }
-
-    /// Sequences that a number of rows holds, at least 1.
-    pub fn sequences_within(self, rows: u64) -> u64 {
-        let trees = rows / self.rows(self.members);
-        let part = rows.saturating_sub(self.prefix) / self.behind;
-        if trees > 0 { trees * self.members } else { part.max(1) }
-    }
-
-    /// Twice the mean keys of a row: the length, where nothing is shared.
-    pub fn keys(self) -> f64 {
-        let [prefix, members, behind] = [self.prefix, self.members, self.behind].map(|n| n as f64);
-        (prefix * prefix + members * behind * (2.0 * prefix + behind)) / (prefix + members * behind)
-    }
 }
 
 /// What attends over a cache.

@@ -1,6 +1,6 @@
 //! Logits: of one chunk of tokens at a time, and none of a critic.
 
-use super::{arch, held, total, under};
+use super::{arch, held, total, under, unshared};
 use crate::MemoryConfig;
 use crate::estimate::{CriticWork, EstimatePhase, Workload};
 use crate::test_support::device;
@@ -18,7 +18,7 @@ fn large_vocabulary() -> Workload {
 #[test]
 fn logits_of_one_chunk_are_there_at_a_time() {
     let head = |head_rows| {
-        let memory = MemoryConfig { head_rows, train_tokens: 1024, ..MemoryConfig::default() };
+        let memory = MemoryConfig { head_rows, train_tokens: 1024, ..unshared() };
         let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
         held(&estimate, EstimatePhase::Backward, Category::Head)
     };
@@ -30,7 +30,7 @@ fn logits_of_one_chunk_are_there_at_a_time() {
 
 #[test]
 fn the_head_of_a_critic_holds_no_logits() {
-    let memory = MemoryConfig { train_tokens: 1024, ..MemoryConfig::default() };
+    let memory = MemoryConfig { train_tokens: 1024, ..unshared() };
     let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
     let (policy, critic) = (
         held(&estimate, EstimatePhase::Backward, Category::Head),

@@ -1,6 +1,6 @@
 //! Seconds: what recomputing costs, and where copies hide behind computation.
 
-use super::{HEAD, LAYERS, Sizes, arch, checkpointed, on_cuda, under, workload};
+use super::{HEAD, LAYERS, Sizes, arch, checkpointed, on_cuda, under, unshared, workload};
 use crate::estimate::{EstimatePhase, MessageKind, Parallel, Workload, estimate_parallel, rules};
 use crate::test_support::device;
 use crate::{MemoryConfig, OptimizerOffload, ParamOffload, Zero};
@@ -13,7 +13,7 @@ fn recomputing_adds_a_forward_which_is_a_third_of_forward_and_backward() {
     let model = rules::public("Qwen2.5-7B").expect("a public model");
     let workload = Workload::grpo(model, [512, 512], 4, 8);
     let seconds = |memory: &MemoryConfig| on_cuda(&workload, memory).seconds.backward;
-    let more = seconds(&checkpointed()) / seconds(&MemoryConfig::default()) - 1.0;
+    let more = seconds(&checkpointed()) / seconds(&unshared()) - 1.0;
     assert!(more > 0.25 && more < 0.34, "{more}");
 }
 
@@ -44,7 +44,7 @@ fn in_half_precision_an_idle_optimizer_copies_masters_beside_its_moments() {
     let half = Workload { arch: arch(512).in_precision(Precision::Bf16), ..workload() };
     let copies = |workload: &Workload| {
         let seconds = |optimizer_offload| {
-            let memory = MemoryConfig { optimizer_offload, ..MemoryConfig::default() };
+            let memory = MemoryConfig { optimizer_offload, ..unshared() };
             on_cuda(workload, &memory).seconds.optimizer
         };
         seconds(OptimizerOffload::Idle) - seconds(OptimizerOffload::None)
@@ -141,7 +141,7 @@ fn measured(change: impl FnOnce(&mut DeviceProfile, &mut KernelRates)) -> Device
 #[test]
 fn with_measured_kernels_products_take_two_operations_a_parameter_and_token_and_three_times_that_in_training() {
     let profile = measured(|profile, _| profile.matmul_flops.f32 = 1e12);
-    let seconds = under(&workload(), &MemoryConfig::default(), &profile).seconds;
+    let seconds = under(&workload(), &unshared(), &profile).seconds;
     let sizes = Sizes::new(&arch(512), None);
     let forward = 2.0 * (sizes.body() as f64 * 64.0 * 512.0 + sizes.projection as f64 * 64.0 * 256.0);
     for (seconds, passes) in [(seconds.score, 1.0), (seconds.backward, 3.0)] {
@@ -157,7 +157,7 @@ fn with_measured_kernels_products_take_two_operations_a_parameter_and_token_and_
 fn small_micro_batches_read_the_matrices_once_more_each() {
     let profile = measured(|_, rates| rates.product_bandwidth = 1e9);
     let seconds = |micro_batch_size| {
-        let memory = MemoryConfig { micro_batch_size, ..MemoryConfig::default() };
+        let memory = MemoryConfig { micro_batch_size, ..unshared() };
         under(&workload(), &memory, &profile).seconds.backward
     };
     // 64 micro-batches in place of two, and 64 chunks of the head in place of sixteen
@@ -171,7 +171,7 @@ fn small_micro_batches_read_the_matrices_once_more_each() {
 #[test]
 fn blocks_of_queries_look_at_the_keys_up_to_their_end() {
     let profile = measured(|_, rates| rates.attention_flops = [1e12, 5e11]);
-    let seconds = under(&workload(), &MemoryConfig::default(), &profile).seconds;
+    let seconds = under(&workload(), &unshared(), &profile).seconds;
     // eight blocks of 64 queries, over 64 to 512 keys
     let pairs = 64.0 * (1..=8).map(|block| f64::from(64 * block)).sum::<f64>();
     let heads = (4 * HEAD) as f64;
@@ -188,7 +188,7 @@ fn shorter_sequences_take_less_time_and_as_many_bytes() {
         rates.panels = vec![RowsRate { rows: 1, flops: 1e10 }];
         rates.few_rows.clone_from(&rates.panels);
     });
-    let memory = MemoryConfig::default();
+    let memory = unshared();
     let longest = under(&workload(), &memory, &profile);
     let shorter = Workload { mean_lengths: Some([128.0, 128.0]), ..workload() };
     let estimate = under(&shorter, &memory, &profile);
