@@ -140,7 +140,9 @@ impl<'a> Batch<'a> {
         };
         batch.spread_out(ranks);
         let mut micros = std::mem::take(&mut batch.micros);
-        micros.iter_mut().for_each(|micro| batch.arrange(micro));
+        for micro in &mut micros {
+            batch.arrange(micro);
+        }
         micros.sort_by_cached_key(|micro| (std::cmp::Reverse(batch.rows(micro)), micro.first().copied()));
         batch.micros = micros;
         Ok(batch)

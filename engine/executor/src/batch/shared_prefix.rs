@@ -1,5 +1,5 @@
 //! Sequences that begin alike: their common prefix is computed once, before the other rows of each (`PrefixGrouper`,
-//! arXiv:2506.05433; tree training in AReaL).
+//! arXiv:2506.05433; tree training in `AReaL`).
 //!
 //! A prefix ends before the first scored token of each sequence, so that every scored row belongs to one sequence: the
 //! last token of a prompt, which predicts the first one of a completion, is a row of each completion.
