@@ -1,5 +1,9 @@
 //! Devices that are lost: after such an error every call on the device fails, until a new process opens it.
 
+use crate::panics::panic_message;
+use burn::tensor::Device;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 /// Phrases of libraries and drivers, in lower case. Burn hands on their errors as text.
 const PHRASES: [&str; 15] = [
     // Burn and CubeCL, of a wgpu device whose callback said so
@@ -26,6 +30,19 @@ const PHRASES: [&str; 15] = [
 pub fn is_lost(message: &str) -> bool {
     let lower = message.to_ascii_lowercase();
     PHRASES.iter().any(|words| lower.contains(words))
+}
+
+/// The error of a device that is lost; waits for its work.
+///
+/// The first operation that fails on a lost device may have another error, such as wgpu's of an invalid buffer: the
+/// backend learns of the loss when it waits for the device.
+pub fn loss(device: &Device) -> Option<String> {
+    let message = match catch_unwind(AssertUnwindSafe(|| device.sync())) {
+        Ok(Ok(())) => return None,
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => panic_message(panic.as_ref()),
+    };
+    is_lost(&message).then_some(message)
 }
 
 #[cfg(test)]

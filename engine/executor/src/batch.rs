@@ -314,22 +314,18 @@ fn routing(sequences: &[&Sequence], runs: &[Run], here: Range<usize>) -> Routing
     Routing::default().replayed(routes.slice(here))
 }
 
-/// The layout of forward-only micro-batches under a plan's: prefixes are shared where the device has a kernel for it and
-/// the model no layers whose state runs through a sequence.
-#[must_use]
+/// The layout of forward-only micro-batches under a plan's: prefixes are shared if the device has a kernel for them and
+/// no layer of the model carries a state through a sequence.
 pub fn scoring_layout(planned: Layout, decoder: &Decoder) -> Layout {
-    let kernel = [Operation::Attention, Operation::LongAttention];
-    let attends = kernel.into_iter().any(|kernel| kernels::available(kernel, decoder.device()));
+    let kernels = [Operation::Attention, Operation::LongAttention];
+    let attends = kernels.into_iter().any(|kernel| kernels::available(kernel, decoder.device()));
     let shares = attends && decoder.arch().delta_net.is_none();
     if planned == Layout::SharedPrefix && !shares { Layout::Packed } else { planned }
 }
 
-/// [`scoring_layout`] of training micro-batches: adapters with dropout drop other inputs for each sequence.
-#[must_use]
+/// [`scoring_layout`] of training micro-batches.
 pub fn training_layout(planned: Layout, decoder: &Decoder) -> Layout {
-    let drops = decoder.lora().is_some_and(|lora| lora.dropout > 0.0);
-    let planned = scoring_layout(planned, decoder);
-    if planned == Layout::SharedPrefix && drops { Layout::Packed } else { planned }
+    scoring_layout(planned.in_training(decoder.lora()), decoder)
 }
 
 /// Which packed sequences attend together on a device, at most `attention_rows` queries at a time (0: any number).

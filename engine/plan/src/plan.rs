@@ -2,6 +2,7 @@
 //! lives, and in which order work visits the device.
 
 use crate::{Error, Result, Zero};
+use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::{Arch, PipelineStage};
 use firebrick_spec::{Home, Role};
 use serde::{Deserialize, Serialize};
@@ -64,8 +65,20 @@ pub enum Layout {
     Packed,
     /// Each as many rows as the longest of them.
     Padded,
-    /// One behind the other, a prefix that several begin with once, before the other rows of each.
+    /// One behind the other; a prefix that several sequences begin with is there once, before the other rows of each.
     SharedPrefix,
+}
+
+impl Layout {
+    /// The layout of training micro-batches under a plan's: adapters with dropout drop other inputs for each sequence,
+    /// so no row is shared.
+    #[must_use]
+    pub fn in_training(self, lora: Option<&LoraConfig>) -> Self {
+        match self {
+            Self::SharedPrefix if lora.is_some_and(|lora| lora.dropout > 0.0) => Self::Packed,
+            layout => layout,
+        }
+    }
 }
 
 /// Placement of the optimizer.

@@ -182,7 +182,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The trees of arranged sequences: each one its own where no prefix is shared.
+    /// The trees of arranged sequences; a tree for each sequence where no prefix is shared.
     fn trees(&self, micro: &[usize]) -> Vec<Tree> {
         match self.cut.layout {
             Layout::Packed | Layout::Padded => {

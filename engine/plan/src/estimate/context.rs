@@ -3,7 +3,7 @@
 
 use crate::estimate::{
     EstimatePhase, F32, LayerWidths, MemoryUsage, ModelSizes, ModelState, Parallel, PeakUsage, PhaseEstimate,
-    QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload, without_dropped,
+    QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload,
 };
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_arch::kv_cache::ROUTE_BYTES;
@@ -249,7 +249,7 @@ impl<'a> Context<'a> {
 
     /// The layout of training micro-batches: adapters with dropout drop other inputs for each sequence.
     pub fn training_layout(&self) -> Layout {
-        without_dropped(self.model().layout, self.lora)
+        self.model().layout.in_training(self.lora)
     }
 
     /// The largest training micro-batch.

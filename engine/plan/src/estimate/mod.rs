@@ -46,8 +46,8 @@ pub use result::{Estimate, PhaseEstimate, Seconds};
 pub(crate) use seconds::kernels::Work;
 pub(crate) use seconds::segment_totals::SegmentTotals;
 pub(crate) use stages::{StagePlans, Stages};
+pub(crate) use workload::Tree;
 pub use workload::{CriticWork, Examples, RewardWork, WarmUp, Workload};
-pub(crate) use workload::{Tree, without_dropped};
 
 #[cfg(test)]
 mod tests;

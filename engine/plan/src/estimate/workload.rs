@@ -46,14 +46,6 @@ impl Tree {
     }
 }
 
-/// The layout of training micro-batches: adapters with dropout drop other inputs for each sequence.
-pub(crate) fn without_dropped(planned: Layout, lora: Option<&LoraConfig>) -> Layout {
-    match planned {
-        Layout::SharedPrefix if lora.is_some_and(|lora| lora.dropout > 0.0) => Layout::Packed,
-        layout => layout,
-    }
-}
-
 /// The work of a run, without memory decisions.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a part of a step that there is or is not")]
@@ -273,7 +265,7 @@ impl Workload {
 
     /// [`Self::tree`] in the policy's training.
     pub(crate) fn training_tree(&self, planned: Layout) -> Tree {
-        self.tree(without_dropped(planned, self.lora.as_ref()))
+        self.tree(planned.in_training(self.lora.as_ref()))
     }
 
     /// Most tokens of a sequence that any pass with a graph, or any scoring one, is over: also in a warm-up.

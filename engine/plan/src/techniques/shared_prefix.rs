@@ -6,7 +6,7 @@ use crate::technique::prelude::*;
 pub(crate) struct SharedPrefix;
 
 impl MemoryConfig {
-    /// The layout of a model's micro-batches.
+    /// The layout of a model's micro-batches. States of gated `DeltaNet` layers run through whole sequences.
     pub(crate) fn layout(&self, arch: &Arch) -> Layout {
         match self.packing.layout() {
             Layout::Packed if self.share_prefix && arch.delta_net.is_none() => Layout::SharedPrefix,
@@ -20,12 +20,7 @@ impl Technique for SharedPrefix {
         &["memory.share_prefix"]
     }
 
-    /// States of gated `DeltaNet` layers run through whole sequences.
-    fn apply(&self, memory: &MemoryConfig, arch: &Arch, plan: &mut ModelPlan) {
-        plan.layout = memory.layout(arch);
-    }
-
-    /// The reason too, where a model or a setting excludes it.
+    /// Also says why prompts are repeated if a model or a setting excludes sharing.
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
         let (memory, workload) = (&used.memory, &request.workload);
         if !memory.share_prefix || workload.group <= 1 || workload.examples.is_some() {
