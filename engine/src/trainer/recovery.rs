@@ -16,7 +16,7 @@ use crate::plan;
 use crate::plan::planner::{Failure as PlanFailure, Fit};
 use crate::world::World;
 use crate::{Error, Result};
-use firebrick_backends::device_lost::{is_lost, loss};
+use firebrick_backends::device_lost::is_lost;
 use firebrick_backends::out_of_memory::{Watch, one_line};
 use firebrick_backends::trace::span_on;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,9 +89,8 @@ impl Recovery {
     pub fn failed(&self, phase: Phase, step: u64, error: Error) -> Error {
         let failed = |detail: String| {
             let phase = phase.name();
-            let lost = if is_lost(&detail) { Some(detail.clone()) } else { loss(&self.session.device) };
-            if let Some(message) = lost {
-                let detail = one_line(&message);
+            if is_lost(&detail) {
+                let detail = one_line(&detail);
                 return Error::DeviceLost { phase, step, detail };
             }
             Error::Phase { phase, step, detail }
