@@ -214,7 +214,7 @@ fn micro_batch(mut decoder: Decoder, device: &Device) -> Step {
     let sequences = workload::sequences([TRAINED; 4], vocab);
     let memory = MemoryConfig { train_tokens: 4 * TRAINED, ..MemoryConfig::default() };
     let plan = memory.plan(decoder.arch()).expect("a plan");
-    let batch = Batch::pack(&sequences, train_cut(&plan, decoder)).expect("micro-batches");
+    let batch = Batch::pack(&sequences, train_cut(&plan, &decoder)).expect("micro-batches");
     let runtime = Runtime::new(device);
     let mut run = || {
         let started = Instant::now();

@@ -151,7 +151,7 @@ impl Trackers {
         self.call(|tracker| tracker.metrics(step, metrics));
     }
 
-    /// Sends the best and the worst sample of a step, about [`TEXT_COUNT`] times in a run of `steps`.
+    /// Sends the best and the worst sample of a step, about `TEXT_COUNT` times in a run of `steps`.
     pub fn samples(&mut self, step: u64, steps: u64, report: &RolloutReport) {
         let due = step == 1 || step == steps || step.is_multiple_of((steps / TEXT_COUNT).max(1));
         if self.0.is_empty() || !due {
