@@ -1,13 +1,17 @@
 #!/bin/sh
 # Installs a released Firebrick from a folder or a URL. Needs no root, no Rust and no Python.
 #
-#   sh install.sh FROM [--features SET] [--version V] [--prefix FOLDER]
+#   sh install.sh [FROM] [--features SET] [--version V] [--prefix FOLDER]
 #
 # FROM            a folder or a URL (https://, http://, file://) that holds what packaging/release wrote: archives and SHA256SUMS
+#                 (default: the variable FIREBRICK_URL, then the address that this release was made for, if any)
 # --features SET  which build: cpu (default), wgpu, vulkan, metal, cuda, mpi or cuda-mpi
 # --version V     which version, where FROM has several
 # --prefix FOLDER the program goes to FOLDER/bin (default: ~/.local)
 set -eu
+
+# packaging/release writes its FIREBRICK_URL here
+default_url=
 
 fail() {
     echo "install.sh: $*" >&2
@@ -95,7 +99,8 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ -n "$from" ] || usage
+from=${from:-${FIREBRICK_URL:-$default_url}}
+[ -n "$from" ] || fail "no source: name a folder or a URL, or set FIREBRICK_URL; see install.sh --help"
 case "$features$version" in
 *[!A-Za-z0-9.+-]*) fail "feature sets and versions are made of letters, digits, dots and dashes" ;;
 esac
@@ -121,7 +126,7 @@ found=$(checksum "$work/$archive")
 name=${archive%.tar.gz}
 # this one file alone, whatever else the archive holds
 tar -xzf "$work/$archive" -C "$work" "$name/firebrick" || fail "$archive has no $name/firebrick. Nothing was installed"
-said=$("$work/$name/firebrick" --version 2>&1) ||
+said=$("$work/$name/firebrick" -V 2>&1) ||
     fail "the program does not start on this machine: $said
 Nothing was installed; build from source: cargo install --path . --locked"
 

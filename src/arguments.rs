@@ -5,6 +5,7 @@ mod parallel;
 
 pub use parallel::ParallelArgs;
 
+use crate::new_config::EXAMPLES;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use firebrick::backends::DeviceSpec;
@@ -12,10 +13,11 @@ use firebrick::engine::plan::size::Budget;
 use firebrick::import::Engine;
 use firebrick::models::BaseFormat;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 /// Train language models with reinforcement learning, on CPUs and GPUs.
 #[derive(Debug, Parser)]
-#[command(version, about, max_term_width = 100)]
+#[command(version, long_version = LONG_VERSION.as_str(), about, max_term_width = 100)]
 #[command(after_help = "Examples:
   firebrick new --model tiny --data arithmetic    write run.yaml
   firebrick train run.yaml                        train, with a live view
@@ -28,6 +30,22 @@ pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
 }
+
+/// Version, commit and features of the build. `packaging/` sets the commit; cargo alone does not know it.
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("FIREBRICK_COMMIT").unwrap_or("unknown (built without FIREBRICK_COMMIT)");
+    let optional = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("metal", cfg!(feature = "metal")),
+        ("mpi", cfg!(feature = "mpi")),
+        ("trackio", cfg!(feature = "trackio")),
+        ("vulkan", cfg!(feature = "vulkan")),
+        ("wgpu", cfg!(feature = "wgpu")),
+    ];
+    let features = optional.into_iter().filter_map(|(name, built)| built.then_some(name));
+    let features: Vec<&str> = std::iter::once("cpu").chain(features).collect();
+    format!("{}\ncommit: {commit}\nfeatures: {}", env!("CARGO_PKG_VERSION"), features.join(" "))
+});
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -133,7 +151,7 @@ pub struct NewArgs {
     pub model: Option<String>,
     /// Training data: a JSON, CSV, Parquet or Arrow file, a folder, a glob pattern or a dataset of the Hub; or arithmetic,
     /// countdown
-    #[arg(long)]
+    #[arg(long, alias = "task")]
     pub data: Option<String>,
     /// Reward: exact, contains, number, gsm8k, math, regex:PATTERN, `python:FILE:FUNCTION` or model:FOLDER; for
     /// generated problems: correct or partial
@@ -145,6 +163,10 @@ pub struct NewArgs {
     /// Device to run on: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
     #[arg(long)]
     pub device: Option<String>,
+    /// Example to write as it is, without questions
+    #[arg(long, value_parser = PossibleValuesParser::new(EXAMPLES.map(|(name, _)| name)))]
+    #[arg(conflicts_with_all = ["model", "data", "reward", "memory", "device"])]
+    pub example: Option<String>,
     /// Configuration file to write; an existing file is not overwritten
     #[arg(long, value_name = "FILE", default_value = "run.yaml")]
     pub output: PathBuf,

@@ -3,7 +3,7 @@
 use super::UserError;
 use crate::arguments::NewArgs;
 use crate::checked;
-use crate::new_config::{Answers, Data, Memory, Model, Reward, write};
+use crate::new_config::{Answers, Data, EXAMPLES, Memory, Model, Reward, write};
 use crate::output;
 use firebrick::backends::DeviceSpec;
 use std::io::{BufRead, IsTerminal};
@@ -27,9 +27,15 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
     if stdin.is_terminal() && std::io::stderr().is_terminal() {
         asker.input = Some(&mut lines);
     }
-    let answers = ask(args, &mut asker)?;
-    answers.check().map_err(UserError)?;
-    let text = write(&answers, file);
+    let example = EXAMPLES.iter().find(|(name, _)| args.example.as_deref() == Some(name));
+    let text = match example {
+        Some((_, text)) => (*text).to_owned(),
+        None => {
+            let answers = ask(args, &mut asker)?;
+            answers.check().map_err(UserError)?;
+            write(&answers, file)
+        }
+    };
     let cannot = |e| UserError(format!("cannot write {}: {e}", file.display()));
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder).map_err(cannot)?;
@@ -138,7 +144,15 @@ mod tests {
     use std::path::Path;
 
     fn none(output: &str) -> NewArgs {
-        NewArgs { model: None, data: None, reward: None, memory: None, device: None, output: output.into() }
+        NewArgs {
+            model: None,
+            data: None,
+            reward: None,
+            memory: None,
+            device: None,
+            example: None,
+            output: output.into(),
+        }
     }
 
     #[test]

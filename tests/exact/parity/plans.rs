@@ -147,6 +147,11 @@ pub(super) fn plans(model: &Model) -> Vec<(String, ModelPlan)> {
     spelled.chain(mixed(model)).collect()
 }
 
+/// Every case of a table with kernels, a sample in tensor operations.
+fn compared<T>(turn: &mut usize, table: Vec<T>) -> Vec<T> {
+    if crate::KERNELS { table } else { sample(turn, table) }
+}
+
 /// A loss that looks at whole sequences: their mean log-ratio weights their tokens (GSPO's ratio, arXiv:2507.18071),
 /// and the entropy of a sequence enters by its square.
 pub(super) struct WholeSequences;
@@ -190,10 +195,7 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one() {
             // where a row's scores depend on the rest of its batch, so does the loss
             let micros =
                 if model.manifest.is_local() { rows.iter().map(|row| vec![row]).collect() } else { whole(&rows) };
-            // with kernels every plan; `formulas`, without them, a third
-            let table = plans(&model);
-            let table = if crate::KERNELS { table } else { sample(&mut turn, table) };
-            for (name, plan) in table {
+            for (name, plan) in compared(&mut turn, plans(&model)) {
                 let found = model.backward(&plan, TEMPERATURE, loss, &micros);
                 let label = format!("{}, {name}, loss {kind}", model.name);
                 assert_same(&label, &found, &expected);
@@ -222,14 +224,14 @@ pub(super) fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -
 
 #[test]
 fn every_place_of_the_optimizer_gives_the_weights_of_the_plain_one() {
-    let mut cases = 0;
+    let (mut cases, mut turn) = (0, 0);
     for (model, rows) in models() {
         if !model.manifest.is_local() {
             continue;
         }
         let cut = |memory| MemoryConfig { micro_batch_size: Some(1), ..memory };
         let expected = trained(&model, &rows, &cut(MemoryConfig::default()));
-        for (name, memory) in techniques::optimizers() {
+        for (name, memory) in compared(&mut turn, techniques::optimizers()) {
             let found = trained(&model, &rows, &cut(memory));
             for (parameter, found) in &found {
                 let label = format!("{}, {name}: {parameter}", model.name);
@@ -253,7 +255,7 @@ fn combinations_drawn_at_random_give_the_gradients_of_the_plain_plan_or_are_refu
         let objective = objective();
         let plain = model.plain(HEAD_ROWS);
         let expected = model.backward(&plain, TEMPERATURE, &objective, &micros);
-        for _ in 0..60 {
+        for _ in 0..if crate::KERNELS { 60 } else { 15 } {
             let (name, memory) = techniques::drawn(&mut random);
             match memory.plan(model.decoder.arch()) {
                 Ok(plan) => {
@@ -275,7 +277,7 @@ fn combinations_drawn_at_random_give_the_gradients_of_the_plain_plan_or_are_refu
 
 #[test]
 fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
-    let mut cases = 0;
+    let (mut cases, mut turn) = (0, 0);
     for (model, rows) in models() {
         // where a row's scores depend on the rest of its batch, so does the loss
         if !model.manifest.is_local() {
@@ -287,7 +289,7 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
         for (max_tokens, max_sequences) in
             [(longest, None), (2 * longest, None), (3 * longest - 1, None), (usize::MAX, Some(1)), (usize::MAX, None)]
         {
-            for plan in layouts(&model) {
+            for plan in compared(&mut turn, layouts(&model)) {
                 let plan = ModelPlan { train_tokens: max_tokens, micro_batch_size: max_sequences, ..plan };
                 let cut = train_cut(&plan, &model.decoder);
                 let micros = Batch::pack(&rows, cut).expect("every row fits").micros();

@@ -207,7 +207,7 @@ fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig, rate: f64) -
 
 #[test]
 fn every_place_of_the_optimizer_updates_a_shared_trunk_alike_and_its_head_at_its_own_rate() {
-    let mut cases = 0;
+    let (mut cases, mut turn) = (0, 0);
     for (model, rows) in policies() {
         if !model.manifest.is_local() {
             continue;
@@ -216,7 +216,7 @@ fn every_place_of_the_optimizer_updates_a_shared_trunk_alike_and_its_head_at_its
         let expected = trained(&model, &rows, &plain, 3.0);
         let same_rate = trained(&model, &rows, &plain, 1.0);
         assert_ne!(expected[HEAD], same_rate[HEAD], "{}", model.name);
-        for (name, memory) in techniques::optimizers() {
+        for (name, memory) in sample(&mut turn, techniques::optimizers()) {
             let found = trained(&model, &rows, &memory, 3.0);
             for (parameter, found) in &found {
                 let label = format!("{}, shared trunk, {name}: {parameter}", model.name);

@@ -10,7 +10,11 @@ use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{KvPool, SlotMapping, write_kv};
 use firebrick_backends::launches::{LaunchCounts, before_each, count, total};
 use firebrick_backends::memory::{read, read_pools};
+use firebrick_engine::batch::Batch;
+use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::sft::Nll;
+use firebrick_engine::plan::{Layout, ModelPlan};
+use firebrick_engine::sequence::Sequence;
 use firebrick_models::arch::Mixer;
 use firebrick_models::{Arch, Decoder, KvCacheDtype, Prepack, Quantization};
 use firebrick_sampler::{Generated, SchedulerConfig};
@@ -31,6 +35,7 @@ on_gpus! {
     joined_matrices_save_six_kernels_a_layer,
     a_replayed_step_launches_no_kernel_of_a_layer,
     gated_delta_net_decodes_and_trains_through_its_kernels,
+    a_shared_prompt_launches_the_kernels_of_a_repeated_one,
 }
 
 fn before_a_launch_what_it_reads_and_what_it_writes_is_in_use(device: &Device) {
@@ -228,4 +233,29 @@ fn gated_delta_net_decodes_and_trains_through_its_kernels(device: &Device) {
         arch.num_layers,
         total(&trained)
     ));
+}
+
+fn a_shared_prompt_launches_the_kernels_of_a_repeated_one(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
+    let prompt: Vec<u32> = (3..19).collect();
+    let rows: Vec<Sequence> = (1..=4)
+        .map(|n| {
+            let completion: Vec<u32> = (0..5 + n).map(|i| 7 * n + i).collect();
+            let mut row = Sequence::completion(&prompt, &completion);
+            row.columns.weight = Some(vec![0.1; completion.len()]);
+            row
+        })
+        .collect();
+    let launched = |layout| {
+        let plan = ModelPlan { layout, ..model.plain(1024) };
+        let batch = Batch::pack(&rows, train_cut(&plan, &model.decoder)).expect("one micro-batch");
+        assert_eq!(batch.micros().len(), 1);
+        let run = || model.backward(&plan, 1.0, &Nll, &batch.micros());
+        // constants of a shape are made once
+        run();
+        total(&count(run).1)
+    };
+    let (shared, repeated) = (launched(Layout::SharedPrefix), launched(Layout::Packed));
+    assert!(shared <= repeated, "{shared} kernels with a shared prompt, {repeated} with a repeated one");
+    report(&format!("{shared} kernels a micro-batch with a shared prompt, {repeated} with a repeated one"));
 }

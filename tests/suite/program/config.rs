@@ -1,7 +1,9 @@
 //! `firebrick config`, `new` and `completions`.
 
 use super::{Bench, firebrick, program, refused, stderr, succeeded};
+use crate::support::project;
 use serde_json::Value;
+use std::fs;
 use std::process::{Output, Stdio};
 
 fn check(bench: &Bench, overrides: &[&str]) -> Output {
@@ -192,6 +194,30 @@ fn a_new_configuration_has_no_mistakes_and_trains() {
     let args = ["--model", &model, "--output", "third.yaml"];
     refused(&new(&args), &["without a terminal", "--data has no default"]);
     assert!(!bench.path("third.yaml").exists());
+}
+
+#[test]
+fn an_example_is_written_as_it_is_and_has_no_mistakes() {
+    let bench = Bench::new();
+    for name in ["arithmetic", "calculator", "constrained", "memory_constrained_ppo", "ppo_arithmetic"] {
+        let file = bench.path(&format!("{name}.yaml")).display().to_string();
+        succeeded(&firebrick(&["new", "--example", name, "--output", &file]));
+        let example = project().join(format!("examples/{name}.yaml"));
+        assert_eq!(fs::read_to_string(&file).unwrap(), fs::read_to_string(example).unwrap());
+        succeeded(&firebrick(&["config", "check", &file]));
+    }
+    refused(&firebrick(&["new", "--example", "chess"]), &["chess", "arithmetic"]);
+    refused(&firebrick(&["new", "--example", "arithmetic", "--model", "tiny"]), &["cannot be used with"]);
+}
+
+#[test]
+fn the_version_names_commit_and_features() {
+    let said = succeeded(&firebrick(&["--version"]));
+    for part in [env!("CARGO_PKG_VERSION"), "\ncommit: ", "\nfeatures: cpu"] {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+    assert_eq!(said.contains(" cuda"), cfg!(feature = "cuda"), "{said}");
+    assert_eq!(succeeded(&firebrick(&["-V"])).trim(), concat!("firebrick ", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]

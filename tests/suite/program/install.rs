@@ -123,15 +123,14 @@ fn served(folder: &Path) -> String {
 }
 
 #[test]
-fn a_release_is_installed_from_a_folder_and_from_a_url_without_symbols_and_starts() {
+fn a_release_is_installed_from_urls_without_symbols_and_starts() {
     let release = released();
     let archive = format!("firebrick-{}-{}-cpu.tar.gz", env!("CARGO_PKG_VERSION"), target());
     let list = fs::read_to_string(release.dist().join("SHA256SUMS")).unwrap();
     assert!(list.contains(&archive) && list.lines().count() == 1, "{list}");
     let address = served(&release.dist());
     let file = format!("file://{}", release.dist().display());
-    let folder = release.dist().display().to_string();
-    for from in [folder.as_str(), &file, &address] {
+    for from in [&file, &address] {
         let output = release.install(from, &[]);
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{from}: {}", String::from_utf8_lossy(&output.stderr));
@@ -157,6 +156,65 @@ fn the_same_program_gives_the_same_archive() {
     let (one, other) = (released(), released());
     let list = |release: &Release| fs::read_to_string(release.dist().join("SHA256SUMS")).unwrap();
     assert_eq!(list(&one), list(&other));
+}
+
+#[test]
+fn an_archive_has_a_page_whose_commands_are_the_programs() {
+    let release = released();
+    let name = format!("firebrick-{}-{}-cpu", env!("CARGO_PKG_VERSION"), target());
+    let archive = release.dist().join(format!("{name}.tar.gz"));
+    done(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(release.path("")));
+    let folder = release.path(&name);
+    let page = fs::read_to_string(folder.join("README.md")).unwrap();
+    assert!(page.starts_with(&format!("# Firebrick {}\n", env!("CARGO_PKG_VERSION"))), "{page}");
+    let commands = page.lines().filter(|line| line.starts_with("./firebrick "));
+    let commands: Vec<Vec<&str>> = commands.map(|line| line.split(' ').skip(1).collect()).collect();
+    assert_eq!(commands.len(), 3, "{page}");
+    let short = ["warmup=null", "trainer.steps=1", "trainer.train_batch_size=4", "trainer.val_max_samples=4"];
+    for (i, command) in commands.iter().enumerate() {
+        let mut program = Command::new(folder.join("firebrick"));
+        program.current_dir(&folder).stdin(std::process::Stdio::null());
+        // a browser is for users
+        program.args(command.iter().filter(|argument| **argument != "--open"));
+        done(if i == 1 { program.args(short).arg("device=cpu") } else { &mut program });
+    }
+    assert!(folder.join("runs/run/report.html").is_file());
+}
+
+#[test]
+fn without_a_source_the_address_of_the_release_or_of_the_environment_is_taken() {
+    let release = Release::new();
+    release.scripted("0.1.0", "cpu", "echo firebrick 0.1.0");
+    let install = |script: &Path, address: &str| {
+        let mut command = Command::new("sh");
+        command.arg(script).arg("--prefix").arg(release.path("prefix")).env("FIREBRICK_URL", address);
+        command.output().unwrap()
+    };
+    let script = project().join("packaging/install.sh");
+    failed(&install(&script, ""), &["no source", "FIREBRICK_URL"]);
+    assert!(install(&script, release.dist().to_str().unwrap()).status.success());
+    let packed = Release::new();
+    let program = packed.path("firebrick");
+    fs::copy("/bin/true", &program).unwrap();
+    let mut pack = Command::new(project().join("packaging/release"));
+    pack.arg("--binary").arg(&program).arg("--output").arg(packed.dist()).arg("cpu");
+    done(pack.env("FIREBRICK_URL", release.dist()));
+    assert!(install(&packed.dist().join("install.sh"), "").status.success());
+}
+
+#[test]
+fn notes_of_a_release_are_the_changelogs_section() {
+    let notes = |version: &str| Command::new(project().join("packaging/notes")).arg(version).output().unwrap();
+    let output = notes(env!("CARGO_PKG_VERSION"));
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("### "));
+    failed(&notes("9.9.9"), &["no section", "9.9.9"]);
+}
+
+#[test]
+fn a_wheel_of_an_unknown_set_is_refused() {
+    let wheel = |args: &[&str]| Command::new(project().join("packaging/wheel")).args(args).output().unwrap();
+    failed(&wheel(&["--features", "rocm"]), &["rocm is no feature set", "cuda"]);
+    failed(&wheel(&["--target"]), &["--target needs a value"]);
 }
 
 #[test]

@@ -376,7 +376,7 @@ mod wgpu {
         };
         let peak = readings.lines().map(peak_of).max().expect("readings");
         let mut outcomes = Outcomes::default();
-        for point in points(4) {
+        for point in points(2) {
             let name = format!("point-{point}");
             let limit = peak * (300 + random(2 * point, 700)) / 1000;
             let place = format!("{name}: a limit of {limit} bytes, where {peak} are used without one");
