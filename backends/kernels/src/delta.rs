@@ -77,6 +77,11 @@ impl SequenceRows {
         // where a sequence went: one without rows is its parent, if anything
         let mut places: Vec<Option<usize>> = Vec::new();
         for (sequence, parent) in sequences {
+            let before = places.len();
+            assert!(
+                parent.is_none_or(|parent| parent < before),
+                "sequence {before} stands before its parent, {parent:?}"
+            );
             let parent = parent.and_then(|parent| places[parent]);
             if sequence.rows.is_empty() {
                 places.push(parent);

@@ -73,7 +73,9 @@ impl Span {
         let span = |(i, StateRows { rows, .. }): (usize, &StateRows)| {
             let readers = sequences.readers(i, taps - 1);
             let mut after = vec![Vec::new(); readers.last().map_or(0, |last| last.offset + 1)];
-            readers.iter().for_each(|reader| after[reader.offset].push((reader.row, reader.sequence)));
+            for reader in readers {
+                after[reader.offset].push((reader.row, reader.sequence));
+            }
             Self { rows: rows.clone(), before: sequences.rows_before(i, taps - 1), after }
         };
         sequences.iter().enumerate().map(span).collect()

@@ -68,7 +68,9 @@ impl PaddedRows {
             let mut spread = Vec::with_capacity(members.len() * width);
             for &i in members {
                 let span = &sequences[i].rows;
-                span.clone().zip(first..).for_each(|(row, place)| places[row] = place);
+                for (row, place) in span.clone().zip(first..) {
+                    places[row] = place;
+                }
                 spread.extend((0..width).map(|c| if c < span.len() { span.start + c } else { rows }));
                 first += width;
             }

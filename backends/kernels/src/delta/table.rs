@@ -30,7 +30,9 @@ impl SequenceTable {
     pub(super) fn new(sequences: &[StateRows], generations: &Generations, device: &Device) -> Self {
         let order = generations.members.concat();
         let mut places = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(place, &i)| places[i] = place);
+        for (place, &i) in order.iter().enumerate() {
+            places[i] = place;
+        }
         let rows_of = |i: usize| sequences[i].rows.clone();
         let (mut spans, mut chunks, mut readers) = (Vec::new(), Vec::new(), Vec::new());
         let all_chunks: usize = sequences.iter().map(|sequence| sequence.rows.len().div_ceil(CHUNK)).sum();
