@@ -45,14 +45,9 @@ impl ForwardContext {
 
     /// [`Self::whole`] for some of the rows, at these positions in their sequences: attention alone runs over all rows.
     pub fn for_rows(arch: &Arch, sequences: SequenceLayout, positions: &[u32], chunk: usize, device: &Device) -> Self {
-        assert!(
-            arch.delta_net.is_none() || !sequences.shares_prefixes(),
-            "the state of a gated DeltaNet runs through whole sequences"
-        );
+        let runs = || consecutive(sequences.lengths().iter().copied()).zip(sequences.parents());
         Self {
-            delta: arch
-                .delta_net
-                .map(|_| SequenceRows::whole(consecutive(sequences.lengths().iter().copied()), device)),
+            delta: arch.delta_net.map(|_| SequenceRows::whole(runs(), device)),
             sequences: Some(sequences.prepared(&arch.windows, chunk, device)),
             ..Self::cached(&RotaryEmbeddings::new(arch, positions, device))
         }

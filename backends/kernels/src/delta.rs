@@ -1,10 +1,13 @@
 //! Sequences and heads of gated `DeltaNet` layers.
 
 mod gathers;
+mod generations;
+mod table;
 
-pub(super) use gathers::{PaddedRows, TapRows};
+pub(super) use gathers::{PaddedGeneration, PaddedRows, TapRows};
+pub(super) use generations::{Generations, Reader};
+pub(super) use table::SequenceTable;
 
-use crate::shapes::int_tensor;
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use firebrick_device::device::is_cpu;
 use std::ops::{Deref, Range};
@@ -13,9 +16,13 @@ use std::sync::{Arc, OnceLock};
 /// Tokens of a chunk on GPUs, and in tensor operations.
 pub(super) const CHUNK: usize = 64;
 
-/// Fields of a sequence and of a chunk in their table.
-pub(super) const SEQUENCE_FIELDS: usize = 5;
-pub(super) const CHUNK_FIELDS: usize = 4;
+/// Most taps of a convolution's GPU kernel: a unit has an input and a weight of each in registers.
+pub(super) const MAX_TAPS: usize = 32;
+
+/// Fields of a sequence, of a chunk and of a reader in their table.
+pub(super) const SEQUENCE_FIELDS: usize = 11;
+pub(super) const CHUNK_FIELDS: usize = 3;
+pub(super) const READER_FIELDS: usize = 3;
 
 /// The rows of one sequence in a forward pass, one behind the other, and the state that they begin with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +40,7 @@ pub struct StateRows {
 #[derive(Clone, Debug)]
 pub struct SequenceRows {
     sequences: Arc<[StateRows]>,
+    generations: Arc<Generations>,
     /// Their table for GPU kernels.
     pub(super) table: Option<SequenceTable>,
     device: Device,
@@ -50,15 +58,59 @@ struct Gathers {
 impl SequenceRows {
     /// Prepares sequences for a device. Those without rows are left out.
     pub fn new(sequences: Vec<StateRows>, device: &Device) -> Self {
-        let sequences = sequences.into_iter().filter(|sequence| !sequence.rows.is_empty());
-        let sequences: Arc<[StateRows]> = sequences.collect();
-        let table = (!is_cpu(device)).then(|| SequenceTable::new(&sequences, device));
-        Self { sequences, table, device: device.clone(), gathers: Arc::default() }
+        Self::with_parents(sequences.into_iter().map(|sequence| (sequence, None)), device)
     }
 
-    /// Whole sequences that begin with the forward pass.
-    pub fn whole(sequences: impl Iterator<Item = Range<usize>>, device: &Device) -> Self {
-        Self::new(sequences.map(|rows| StateRows { rows, slot: 0, begins: true }).collect(), device)
+    /// Whole sequences that begin with the forward pass, each with the index of an earlier one where it goes on behind
+    /// that: it begins with its end state. For forward passes without a pool.
+    ///
+    /// # Panics
+    /// If a sequence stands before the one that it begins with.
+    pub fn whole(sequences: impl IntoIterator<Item = (Range<usize>, Option<usize>)>, device: &Device) -> Self {
+        let sequences = sequences.into_iter();
+        let whole = sequences.map(|(rows, parent)| (StateRows { rows, slot: 0, begins: parent.is_none() }, parent));
+        Self::with_parents(whole, device)
+    }
+
+    fn with_parents(sequences: impl Iterator<Item = (StateRows, Option<usize>)>, device: &Device) -> Self {
+        let (mut kept, mut parents) = (Vec::new(), Vec::new());
+        // where a sequence went: one without rows is its parent, if anything
+        let mut places: Vec<Option<usize>> = Vec::new();
+        for (sequence, parent) in sequences {
+            let before = places.len();
+            assert!(
+                parent.is_none_or(|parent| parent < before),
+                "sequence {before} stands before its parent, {parent:?}"
+            );
+            let parent = parent.and_then(|parent| places[parent]);
+            if sequence.rows.is_empty() {
+                places.push(parent);
+                continue;
+            }
+            places.push(Some(kept.len()));
+            kept.push(sequence);
+            parents.push(parent);
+        }
+        let sequences: Arc<[StateRows]> = kept.into();
+        let generations = Generations::new(parents);
+        let table = (!is_cpu(device)).then(|| SequenceTable::new(&sequences, &generations, device));
+        let generations = Arc::new(generations);
+        Self { sequences, generations, table, device: device.clone(), gathers: Arc::default() }
+    }
+
+    /// The parents and children of the sequences.
+    pub(super) fn generations(&self) -> &Generations {
+        &self.generations
+    }
+
+    /// See [`Generations::rows_before`].
+    pub(super) fn rows_before(&self, sequence: usize, count: usize) -> Vec<usize> {
+        self.generations.rows_before(|i| self[i].rows.clone(), sequence, count)
+    }
+
+    /// See [`Generations::readers`].
+    pub(super) fn readers(&self, sequence: usize, reach: usize) -> Vec<Reader> {
+        self.generations.readers(|i| self[i].rows.clone(), sequence, reach)
     }
 
     /// The inputs of a convolution among `rows` rows.
@@ -102,53 +154,6 @@ impl Deref for SequenceRows {
 
     fn deref(&self) -> &[StateRows] {
         &self.sequences
-    }
-}
-
-/// The table of GPU kernels: sequences, then their chunks, then all rows that are in a sequence. A sequence has its
-/// first row, the row after its last, its slot, whether it begins, and its first chunk; a chunk has its first row, the
-/// row after its last, and the same two of its sequence.
-#[derive(Clone, Debug)]
-pub(super) struct SequenceTable {
-    pub words: Tensor<1, Int>,
-    pub sequences: usize,
-    pub chunks: usize,
-    /// Rows that are in a sequence.
-    pub rows: usize,
-}
-
-impl SequenceTable {
-    fn new(sequences: &[StateRows], device: &Device) -> Self {
-        let (mut spans, mut chunks, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-        for sequence in sequences {
-            let [start, end] = [sequence.rows.start, sequence.rows.end].map(|row| row as i32);
-            let first = chunks.len() / CHUNK_FIELDS;
-            spans.extend([start, end, sequence.slot as i32, i32::from(sequence.begins), first as i32]);
-            for first in sequence.rows.clone().step_by(CHUNK) {
-                let last = (first + CHUNK).min(sequence.rows.end);
-                chunks.extend([first as i32, last as i32, start, end]);
-            }
-            rows.extend(start..end);
-        }
-        let counts = [chunks.len() / CHUNK_FIELDS, rows.len()];
-        let mut words = [spans, chunks, rows].concat();
-        // a buffer of nothing cannot be bound
-        words.resize(words.len().max(1), 0);
-        Self {
-            words: int_tensor(words, &device.clone().inner()),
-            sequences: sequences.len(),
-            chunks: counts[0],
-            rows: counts[1],
-        }
-    }
-
-    /// Offsets in the table of chunks and of rows.
-    pub fn chunks_at(&self) -> usize {
-        self.sequences * SEQUENCE_FIELDS
-    }
-
-    pub fn rows_at(&self) -> usize {
-        self.chunks_at() + self.chunks * CHUNK_FIELDS
     }
 }
 

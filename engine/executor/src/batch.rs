@@ -314,13 +314,12 @@ fn routing(sequences: &[&Sequence], runs: &[Run], here: Range<usize>) -> Routing
     Routing::default().replayed(routes.slice(here))
 }
 
-/// The layout of forward-only micro-batches under a plan's: prefixes are shared if the device has a kernel for them and
-/// no layer of the model carries a state through a sequence.
+/// The layout of forward-only micro-batches under a plan's: prefixes are shared if the device has a kernel that attends
+/// to them.
 pub fn scoring_layout(planned: Layout, decoder: &Decoder) -> Layout {
     let kernels = [Operation::Attention, Operation::LongAttention];
     let attends = kernels.into_iter().any(|kernel| kernels::available(kernel, decoder.device()));
-    let shares = attends && decoder.arch().delta_net.is_none();
-    if planned == Layout::SharedPrefix && !shares { Layout::Packed } else { planned }
+    if planned == Layout::SharedPrefix && !attends { Layout::Packed } else { planned }
 }
 
 /// [`scoring_layout`] of training micro-batches.

@@ -182,6 +182,15 @@ impl SequenceLayout {
         &self.lengths
     }
 
+    /// Of each run the one that is its prefix.
+    pub fn parents(&self) -> Vec<Option<usize>> {
+        let mut parents = vec![None; self.lengths.len()];
+        for (run, &members) in self.prefixes.iter().enumerate() {
+            parents[run + 1..][..members].fill(Some(run));
+        }
+        parents
+    }
+
     /// Rows of all sequences.
     pub fn tokens(&self) -> usize {
         self.lengths.iter().sum()
@@ -195,11 +204,6 @@ impl SequenceLayout {
     /// Rows of the longest sequence.
     pub fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
-    }
-
-    /// Returns true if runs have others as their prefix.
-    pub fn shares_prefixes(&self) -> bool {
-        !self.prefixes.is_empty()
     }
 
     /// Whether [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores,

@@ -1,12 +1,13 @@
 //! The gated delta rule, of sequences of any length, whole and continued from states.
 
-use super::linear_attention::{Expected, convolution, dot, hold, on, sequences};
+use super::linear_attention::{Expected, TREES, Tree, convolution, dot, hold, on, sequences};
 use super::{assert_near, fused, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, DeltaHeads, StateRows};
 
 on_gpus!(
     the_delta_rule_and_its_gradients_are_those_of_the_rule_token_by_token,
+    a_delta_rule_that_goes_on_behind_another_sequence_is_that_of_both,
     gradients_of_fast_decays_in_long_sequences_are_those_of_the_rule,
     sequences_that_continue_from_states_in_slots_give_what_whole_ones_give,
     heads_that_are_too_wide_have_no_kernel,
@@ -213,6 +214,31 @@ fn the_delta_rule_and_its_gradients_are_those_of_the_rule_token_by_token(device:
                 let rows = (skipped, lengths.as_slice());
                 hold_rule(heads(shape), rows, 0.3, (dtype, tolerance), device);
             }
+        }
+    }
+}
+
+fn a_delta_rule_that_goes_on_behind_another_sequence_is_that_of_both(device: &Device) {
+    let heads = heads([2, 4, 6, 10]);
+    for (dtype, tolerance) in precisions(device) {
+        for tree in TREES {
+            let of = Tree::new(tree, device);
+            let (rows, channels, width) = (of.tokens, heads.channels(), heads.values * heads.value_dim);
+            let (qkv, qkvs) = stored(rows_of(rows, channels), [rows, channels], dtype, device);
+            let f32 = |v, columns| stored(v, [rows, columns], DType::F32, device);
+            let [(g, gs), (beta, betas)] = decays(rows * heads.values, 0.3).map(|v| f32(v, heads.values));
+            let (up, ups) = f32(numbers(rows * width, 7, 1.0), width);
+            let inputs = [&qkvs, &gs, &betas].map(|values| of.repeated(values, false));
+            let inputs = inputs.each_ref().map(Vec::as_slice);
+            let (whole, _) = recurrent(inputs, &of.repeated(&ups, true), heads, &of.whole);
+            hold(
+                &format!("delta rule over {tree:?} in {dtype:?}"),
+                &[&qkv, &g, &beta],
+                &up,
+                &|t| fused(|| kernels::gated_delta_rule([&t[0], &t[1], &t[2]], heads, &of.shared)),
+                &of.merged(whole, 3),
+                tolerance,
+            );
         }
     }
 }

@@ -6,6 +6,7 @@ use firebrick_backends::kernels::{self, SequenceRows, StateRows};
 
 on_gpus!(
     the_convolution_and_its_gradients_are_their_formulas_within_each_sequence,
+    a_convolution_that_goes_on_behind_another_sequence_is_that_of_both,
     logs_of_decays_and_their_gradients_are_their_formulas,
     the_gated_norm_and_its_gradients_are_their_formulas,
 );
@@ -31,6 +32,76 @@ fn silu(x: f64) -> (f64, f64) {
 
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Lengths and parents of sequences that go on behind others: prefixes of whole chunks, of fewer rows than there are
+/// taps, and of prefixes.
+pub(super) const TREES: [(&[usize], &[Option<usize>]); 3] = [
+    (&[64, 130, 64, 9, 1, 4, 2], &[None, Some(0), Some(0), None, Some(3), None, Some(3)]),
+    (&[70, 1, 2, 5, 130, 3, 1, 1], &[None, Some(0), Some(1), Some(1), Some(0), None, Some(3), Some(6)]),
+    (&[2, 3, 1, 70], &[None, Some(0), Some(0), Some(0)]),
+];
+
+/// A tree of sequences, and the whole sequences that it holds, with the rows that several begin with repeated.
+pub(super) struct Tree {
+    pub shared: SequenceRows,
+    pub whole: Vec<StateRows>,
+    /// Of each row of whole sequences the one of the tree, and whether it is the first such row.
+    rows: Vec<(usize, bool)>,
+    pub tokens: usize,
+}
+
+impl Tree {
+    pub fn new((lengths, parents): (&[usize], &[Option<usize>]), device: &Device) -> Self {
+        let mut tokens = 0;
+        let spans = lengths.iter().map(|&n| {
+            tokens += n;
+            tokens - n..tokens
+        });
+        let spans: Vec<std::ops::Range<usize>> = spans.collect();
+        let (mut rows, mut whole, mut known) = (Vec::new(), Vec::new(), vec![false; tokens]);
+        for leaf in (0..spans.len()).filter(|&i| !parents.contains(&Some(i))) {
+            let path: Vec<usize> = std::iter::successors(Some(leaf), |&i| parents[i]).collect();
+            let first = rows.len();
+            for row in path.into_iter().rev().flat_map(|i| spans[i].clone()) {
+                rows.push((row, !std::mem::replace(&mut known[row], true)));
+            }
+            whole.push(StateRows { rows: first..rows.len(), slot: whole.len(), begins: true });
+        }
+        Self {
+            shared: SequenceRows::whole(spans.into_iter().zip(parents.iter().copied()), device),
+            whole,
+            rows,
+            tokens,
+        }
+    }
+
+    /// Numbers of the tree's rows for those of whole sequences; of gradients of a result only the first of each.
+    pub fn repeated(&self, of_tree: &[f64], only_first: bool) -> Vec<f64> {
+        let columns = of_tree.len() / self.tokens;
+        let rows = self.rows.iter().flat_map(|&(row, is_first)| {
+            let kept = f64::from(u8::from(is_first || !only_first));
+            of_tree[row * columns..(row + 1) * columns].iter().map(move |x| kept * x)
+        });
+        rows.collect()
+    }
+
+    /// What is expected of the tree, given it of whole sequences with gradients of the first `inputs` inputs by rows.
+    pub fn merged(&self, whole: Expected, inputs: usize) -> Expected {
+        let merge = |values: &[f64], sums: bool| {
+            let columns = values.len() / self.rows.len();
+            let mut merged = vec![0.0; self.tokens * columns];
+            for (values, &(row, is_first)) in values.chunks_exact(columns).zip(&self.rows) {
+                for (merged, value) in merged[row * columns..].iter_mut().zip(values) {
+                    *merged += if sums || is_first { *value } else { 0.0 };
+                }
+            }
+            merged
+        };
+        let gradients = whole.gradients.into_iter().enumerate();
+        let gradients = gradients.map(|(i, values)| if i < inputs { merge(&values, true) } else { values });
+        Expected { gradients: gradients.collect(), y: merge(&whole.y, false) }
+    }
 }
 
 /// A result, and gradients of the inputs.
@@ -102,6 +173,27 @@ fn the_convolution_and_its_gradients_are_their_formulas_within_each_sequence(dev
                 &g,
                 &|t| fused(|| kernels::causal_convolution(&t[0], &t[1], &own)),
                 &convolution(&xs, &ws, &gs, channels, &all),
+                tolerance,
+            );
+        }
+    }
+}
+
+fn a_convolution_that_goes_on_behind_another_sequence_is_that_of_both(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        for (tree, (channels, taps)) in TREES.into_iter().zip([(70, 4), (65, 4), (3, 3)]) {
+            let of = Tree::new(tree, device);
+            let (n, shape) = (of.tokens * channels, [of.tokens, channels]);
+            let (x, xs) = stored(numbers(n, 4, 2.0), shape, dtype, device);
+            let (w, ws) = stored(numbers(channels * taps, 5, 1.0), [channels, taps], dtype, device);
+            let (g, gs) = stored(numbers(n, 6, 1.0), shape, dtype, device);
+            let whole = convolution(&of.repeated(&xs, false), &ws, &of.repeated(&gs, true), channels, &of.whole);
+            hold(
+                &format!("convolution over {tree:?} in {dtype:?}"),
+                &[&x, &w],
+                &g,
+                &|t| fused(|| kernels::causal_convolution(&t[0], &t[1], &of.shared)),
+                &of.merged(whole, 1),
                 tolerance,
             );
         }

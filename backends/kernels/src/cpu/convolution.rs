@@ -58,20 +58,51 @@ fn sum_taps<'a, T: Real>(
     }
 }
 
-/// Consecutive rows of a sequence, and all rows of that sequence.
-struct Piece {
+/// A sequence, and the rows of others that taps join with its own.
+struct Span {
     rows: Range<usize>,
-    sequence: Range<usize>,
+    /// Inputs before the first one, the last of them first: those of sequences that this one goes on behind.
+    before: Vec<usize>,
+    /// For each of the `taps − 1` places behind the last row the rows there, and their spans, of sequences that go on
+    /// behind this one; nothing where none does.
+    after: Vec<Vec<(usize, usize)>>,
+}
+
+impl Span {
+    fn all(sequences: &SequenceRows, taps: usize) -> Vec<Self> {
+        let span = |(i, StateRows { rows, .. }): (usize, &StateRows)| {
+            let readers = sequences.readers(i, taps - 1);
+            let mut after = vec![Vec::new(); readers.last().map_or(0, |last| last.offset + 1)];
+            for reader in readers {
+                after[reader.offset].push((reader.row, reader.sequence));
+            }
+            Self { rows: rows.clone(), before: sequences.rows_before(i, taps - 1), after }
+        };
+        sequences.iter().enumerate().map(span).collect()
+    }
+
+    /// The input so many rows before a row of the sequence.
+    #[inline(always)]
+    fn input(&self, row: usize, back: usize) -> Option<usize> {
+        let index = row - self.rows.start;
+        if back <= index { Some(row - back) } else { self.before.get(back - index - 1).copied() }
+    }
+}
+
+/// Consecutive rows of a sequence.
+struct Piece<'a> {
+    rows: Range<usize>,
+    span: &'a Span,
 }
 
 /// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: the same columns of the
 /// next row lie pages apart, where hardware prefetchers do not follow.
-fn tasks(sequences: &[StateRows]) -> Vec<Vec<Piece>> {
-    let mut tasks: Vec<Vec<Piece>> = Vec::new();
+fn tasks(spans: &[Span]) -> Vec<Vec<Piece<'_>>> {
+    let mut tasks: Vec<Vec<Piece<'_>>> = Vec::new();
     let mut room = 0;
-    for StateRows { rows, .. } in sequences {
-        for start in rows.clone().step_by(ROWS) {
-            let piece = Piece { rows: start..(start + ROWS).min(rows.end), sequence: rows.clone() };
+    for span in spans {
+        for start in span.rows.clone().step_by(ROWS) {
+            let piece = Piece { rows: start..(start + ROWS).min(span.rows.end), span };
             if room == 0 {
                 tasks.push(Vec::new());
                 room = ROWS;
@@ -89,20 +120,20 @@ fn forward<T: Real>(Convolution(sequences): &Convolution, [x, w]: &[FlexTensor; 
     let w = taps_of(w, taps);
     let mut out = vec![T::ZERO; rows * channels];
     let target = SharedPtr(out.as_mut_ptr());
-    tasks(sequences).par_iter().for_each(|task| {
+    tasks(&Span::all(sequences, taps)).par_iter().for_each(|task| {
         let places = task.iter().flat_map(|piece| {
             let blocks = (0..channels).step_by(BLOCK);
             blocks.map(move |first| (piece, first))
         });
-        for (Piece { rows, sequence }, first) in places {
+        for (Piece { rows, span }, first) in places {
             let width = BLOCK.min(channels - first);
             vectorised!({
                 for row in rows.clone() {
                     // SAFETY: no other task writes this row.
                     let y = unsafe { target.slice(row * channels + first, width) };
                     sum_taps(y, &w[first..], channels, taps, |tap| {
-                        let source = (row + tap + 1).checked_sub(taps)?;
-                        (source >= sequence.start).then(|| &x[source * channels + first..][..width])
+                        let source = span.input(row, taps - 1 - tap)?;
+                        Some(&x[source * channels + first..][..width])
                     });
                     for y in y {
                         *y = *y * sigmoid(*y);
@@ -122,14 +153,16 @@ fn backward<T: Real>(
 ) -> [FlexTensor; 2] {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
-    let pass = Pass { x, w: &taps_of(w, taps), g: elements(gradient), channels, taps };
+    let spans = Span::all(sequences, taps);
+    let pass = Pass { x, w: &taps_of(w, taps), g: elements(gradient), spans: &spans, channels, taps };
     let mut dx = vec![T::ZERO; rows * channels];
     let target = SharedPtr(dx.as_mut_ptr());
-    let partial: Vec<Vec<T>> = tasks(sequences)
+    let partial: Vec<Vec<T>> = tasks(&spans)
         .par_iter()
         .map(|task| {
             let mut d_taps = vec![T::ZERO; taps * channels];
-            let mut recent = vec![T::ZERO; taps * BLOCK];
+            // of the rows that see an input, and of one of a sequence behind
+            let mut recent = vec![T::ZERO; (taps + 1) * BLOCK];
             for piece in task {
                 for first in (0..channels).step_by(BLOCK) {
                     pass.block(piece, first, &mut recent, &mut d_taps, target);
@@ -155,16 +188,37 @@ struct Pass<'a, T> {
     /// `[taps, channels]`.
     w: &'a [T],
     g: &'a [T],
+    spans: &'a [Span],
     channels: usize,
     taps: usize,
 }
 
 impl<T: Real> Pass<'_, T> {
+    /// Columns of the input that a row multiplies with a tap.
+    #[inline(always)]
+    fn input(&self, span: &Span, row: usize, tap: usize, first: usize, width: usize) -> Option<&[T]> {
+        let source = span.input(row, self.taps - 1 - tap)?;
+        Some(&self.x[source * self.channels + first..][..width])
+    }
+
+    /// Gradients of some columns of a row's sums.
+    #[inline(always)]
+    fn of_sums(&self, dz: &mut [T], span: &Span, row: usize, first: usize) {
+        let width = dz.len();
+        let source = |tap| self.input(span, row, tap, first, width);
+        sum_taps(dz, &self.w[first..], self.channels, self.taps, source);
+        for (z, &g) in dz.iter_mut().zip(&self.g[row * self.channels + first..]) {
+            let s = sigmoid(*z);
+            *z = g * s * (T::ONE + *z * (T::ONE - s));
+        }
+    }
+
     /// Gradients of some channels of a piece's inputs, and what its rows add to those of the taps. An input has
-    /// gradients of the sums of its own row and of the `taps − 1` rows after it: `recent` keeps so many of them.
+    /// gradients of the sums of its row and of the `taps − 1` rows after it: `recent` keeps so many of them. Behind a
+    /// sequence's last row these are sums over the sequences that go on there.
     fn block(
         &self,
-        Piece { rows, sequence }: &Piece,
+        Piece { rows, span }: &Piece<'_>,
         first: usize,
         recent: &mut [T],
         d_taps: &mut [T],
@@ -172,23 +226,27 @@ impl<T: Real> Pass<'_, T> {
     ) {
         let (channels, taps) = (self.channels, self.taps);
         let width = BLOCK.min(channels - first);
-        let columns = |row: usize| row * channels + first..row * channels + first + width;
         vectorised!({
-            let end = (rows.end + taps - 1).min(sequence.end);
+            let end = (rows.end + taps - 1).min(span.rows.end + span.after.len());
             for row in rows.start..rows.end + taps - 1 {
+                let (recent, one) = recent.split_at_mut(taps * BLOCK);
                 if row < end {
                     let dz = &mut recent[row % taps * BLOCK..][..width];
-                    let source = |tap: usize| {
-                        let source = (row + tap + 1).checked_sub(taps)?;
-                        (source >= sequence.start).then(|| &self.x[columns(source)])
-                    };
-                    sum_taps(dz, &self.w[first..], channels, taps, source);
-                    for (z, &g) in dz.iter_mut().zip(&self.g[columns(row)]) {
-                        let s = sigmoid(*z);
-                        *z = g * s * (T::ONE + *z * (T::ONE - s));
+                    match row.checked_sub(span.rows.end) {
+                        None => self.of_sums(dz, span, row, first),
+                        Some(place) => {
+                            dz.fill(T::ZERO);
+                            for &(row, behind) in &span.after[place] {
+                                let one = &mut one[..width];
+                                self.of_sums(one, &self.spans[behind], row, first);
+                                for (dz, &one) in dz.iter_mut().zip(&*one) {
+                                    *dz += one;
+                                }
+                            }
+                        }
                     }
                     for tap in (0..taps).filter(|_| row < rows.end) {
-                        let Some(x) = source(tap) else { continue };
+                        let Some(x) = self.input(span, row, tap, first, width) else { continue };
                         let d_tap = &mut d_taps[tap * channels + first..][..width];
                         for ((d, &x), &dz) in d_tap.iter_mut().zip(x).zip(&*dz) {
                             *d += x * dz;

@@ -10,6 +10,7 @@ mod chunk;
 mod factors;
 mod inputs;
 mod products;
+mod states;
 mod token;
 
 use super::prelude::*;
@@ -17,6 +18,7 @@ use crate::delta::{DeltaHeads, SequenceRows, StateRows};
 use backward::backward;
 use chunk::{CHUNK, Keys, Scratch};
 use inputs::Inputs;
+use states::{SharedStates, States, tasks};
 use token::step;
 
 /// See [`crate::gated_delta_rule`].
@@ -61,50 +63,74 @@ impl Kernel<3> for DeltaRule {
 fn forward<T: Real>(
     tensors: &[FlexTensor; 3],
     heads: DeltaHeads,
-    sequences: &[StateRows],
+    sequences: &SequenceRows,
     pool: Option<&mut FlexTensor>,
 ) -> FlexTensor {
     let inputs = Inputs::<T>::new(tensors, heads);
     let [rows, _] = dims(&tensors[0]);
     let mut out = vec![T::ZERO; rows * inputs.out_row()];
     let target = SharedPtr(out.as_mut_ptr());
-    let pool = pool.map(|pool| SharedPtr(elements_mut::<T>(pool).as_mut_ptr()));
-    let tasks: Vec<(&StateRows, usize)> =
-        sequences.iter().flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head))).collect();
-    let size = heads.key_dim * heads.value_dim;
-    let buffers = || (Keys::default(), Scratch::default(), Vec::new());
-    for_each_init(tasks.len(), buffers, |(keys, scratch, delta), task| {
-        let (sequence, key_head) = &tasks[task];
-        let width = heads.group() * size;
-        let mut zeros = Vec::new();
-        let states = match pool {
-            // SAFETY: no two tasks have a slot and a head in common.
-            Some(pool) => unsafe { pool.slice(sequence.slot * heads.state() + key_head * width, width) },
-            None => {
-                zeros.resize(width, T::ZERO);
-                &mut zeros
-            }
-        };
-        if sequence.begins {
-            states.fill(T::ZERO);
-        }
-        if let [row] = sequence.rows.clone().collect::<Vec<_>>()[..] {
-            step(&inputs, *key_head, row, states, delta, target);
-        } else {
-            for start in sequence.rows.clone().step_by(CHUNK) {
-                let end = (start + CHUNK).min(sequence.rows.end);
-                keys.load(&inputs, *key_head, start..end);
-                for (i, state) in states.chunks_exact_mut(size).enumerate() {
-                    let head = key_head * heads.group() + i;
-                    // SAFETY: no other task writes this head of these rows.
-                    let out = unsafe {
-                        let at = start * inputs.out_row() + head * heads.value_dim;
-                        target.get().add(at)
-                    };
-                    scratch.forward(&inputs, head, start..end, keys, state, out);
+    let pool = pool.map(|pool| SharedStates::of_pool(SharedPtr(elements_mut::<T>(pool).as_mut_ptr()), heads));
+    let tree = sequences.generations();
+    let mut ends = States::new(tree.handed()[0], heads);
+    let ends = ends.shared();
+    for members in &tree.members {
+        let tasks = tasks(members, heads);
+        let buffers = || (Keys::default(), Scratch::default(), Vec::new());
+        for_each_init(tasks.len(), buffers, |(keys, scratch, delta), task| {
+            let (sequence, key_head) = tasks[task];
+            let StateRows { rows, slot, begins } = &sequences[sequence];
+            let mut zeros = Vec::new();
+            // SAFETY: no two tasks have a slot and a head in common, nor such a place.
+            let states = unsafe {
+                match (pool, tree.ends[sequence]) {
+                    (Some(pool), _) => pool.of_key_head(*slot, key_head),
+                    (None, Some(end)) => ends.of_key_head(end, key_head),
+                    (None, None) => {
+                        zeros.resize(heads.group() * heads.key_dim * heads.value_dim, T::ZERO);
+                        &mut zeros
+                    }
                 }
+            };
+            match tree.parents[sequence].and_then(|parent| tree.ends[parent]) {
+                // SAFETY: the generation before has written it.
+                Some(end) => states.copy_from_slice(unsafe { ends.of_key_head(end, key_head) }),
+                None if *begins => states.fill(T::ZERO),
+                None => {}
+            }
+            if let [row] = rows.clone().collect::<Vec<_>>()[..] {
+                step(&inputs, key_head, row, states, delta, target);
+            } else {
+                run_chunks(&inputs, key_head, rows, states, (keys, scratch), Some(target));
+            }
+        });
+    }
+    tensor(out, [rows, inputs.out_row()])
+}
+
+/// Runs a key head's value heads through consecutive rows, with their output where there is a target.
+fn run_chunks<T: Real>(
+    inputs: &Inputs<'_, T>,
+    key_head: usize,
+    rows: &Range<usize>,
+    states: &mut [T],
+    (keys, scratch): (&mut Keys<T>, &mut Scratch<T>),
+    target: Option<SharedPtr<T>>,
+) {
+    let heads = inputs.heads;
+    for start in rows.clone().step_by(CHUNK) {
+        let end = (start + CHUNK).min(rows.end);
+        keys.load(inputs, key_head, start..end);
+        for (i, state) in states.chunks_exact_mut(heads.key_dim * heads.value_dim).enumerate() {
+            let head = key_head * heads.group() + i;
+            match target {
+                Some(target) => {
+                    // SAFETY: no other task writes this head of these rows.
+                    let out = unsafe { target.get().add(start * inputs.out_row() + head * heads.value_dim) };
+                    scratch.forward(inputs, head, start..end, keys, state, out);
+                }
+                None => scratch.advance(inputs, head, start..end, keys, state, false),
             }
         }
-    });
-    tensor(out, [rows, inputs.out_row()])
+    }
 }

@@ -5,16 +5,13 @@
 use super::column_sums::sum_rows;
 use super::glu::activation;
 use super::prelude::*;
-use crate::delta::{CHUNK_FIELDS, SEQUENCE_FIELDS, SequenceRows, SequenceTable};
+use crate::delta::{CHUNK_FIELDS, MAX_TAPS, READER_FIELDS, SEQUENCE_FIELDS, SequenceRows, SequenceTable};
 use firebrick_spec::Activation;
-
-/// Most taps: a unit has an input and a weight of each in registers.
-const TAPS: usize = 32;
 
 /// Returns true if the kernels take these tensors: inputs, taps, and a pool where there is one.
 pub(crate) fn takes(tensors: &[&Tensor<2>], sequences: &SequenceRows) -> bool {
     let [_, taps] = tensors[1].dims();
-    alike(Operation::DeltaNet, tensors) && (1..=TAPS).contains(&taps) && sequences.table.is_some()
+    alike(Operation::DeltaNet, tensors) && (1..=MAX_TAPS).contains(&taps) && sequences.table.is_some()
 }
 
 /// The sequences as the kernels take them.
@@ -102,45 +99,68 @@ fn load_taps<F: Float>(w: &[F], channel: usize, #[comptime] taps: usize) -> Arra
     weights
 }
 
-/// The last inputs of a channel before a row, the oldest first, which is never read; zeros before the first row.
+/// The last inputs of a channel before a row of a sequence, the oldest first, which is never read; before the first row
+/// those of its parents, and zeros before these.
 #[cube]
 fn load_window<F: Float>(
     x: &[F],
+    table: &[i32],
     row: usize,
-    first: usize,
+    sequence: usize,
     channels: usize,
     channel: usize,
     #[comptime] taps: usize,
 ) -> Array<f32> {
     let mut window = Array::<f32>::new(taps);
+    window[0] = 0.0f32;
+    let mut at = sequence * SEQUENCE_FIELDS;
+    let mut first = table[at] as usize;
+    let mut next = row;
+    let mut known = true;
     #[unroll]
-    for tap in 0..taps {
-        let mut value = 0.0f32;
-        if row + tap >= first + taps {
-            value = f32::cast_from(x[(row + tap - taps) * channels + channel]);
+    for back in 1..taps {
+        if next == first {
+            let parent = table[at + 5] as usize;
+            known = parent > 0;
+            if known {
+                at = (parent - 1) * SEQUENCE_FIELDS;
+                first = table[at] as usize;
+                next = table[at + 1] as usize;
+            }
         }
-        window[tap] = value;
+        let mut value = 0.0f32;
+        if known {
+            next -= 1;
+            value = f32::cast_from(x[next * channels + channel]);
+        }
+        window[comptime!(taps - back)] = value;
     }
     window
 }
 
-/// Bounds of a chunk's rows, and of its sequence's.
+/// Bounds of a chunk's rows, its sequence, the row after that one's last, and where in the table its readers are.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
 struct Rows {
     start: usize,
     end: usize,
-    first: usize,
+    sequence: usize,
     last: usize,
+    reader: usize,
+    readers_end: usize,
 }
 
 #[cube]
 fn rows_of(table: &[i32], at: usize) -> Rows {
+    let sequence = table[at + 2] as usize;
+    let of_sequence = sequence * SEQUENCE_FIELDS;
     Rows {
         start: table[at] as usize,
         end: table[at + 1] as usize,
-        first: table[at + 2] as usize,
-        last: table[at + 3] as usize,
+        sequence,
+        last: table[of_sequence + 1] as usize,
+        reader: table[of_sequence + 9] as usize,
+        readers_end: table[of_sequence + 10] as usize,
     }
 }
 
@@ -201,7 +221,7 @@ fn convolve<F: Float>(
     if chunk < chunks.count {
         let rows = rows_of(table, chunks.at + chunk * CHUNK_FIELDS);
         let weights = load_taps::<F>(w, channel, taps);
-        let mut window = load_window::<F>(x, rows.start, rows.first, channels, channel, taps);
+        let mut window = load_window::<F>(x, table, rows.start, rows.sequence, channels, channel, taps);
         convolve_rows::<F>(x, y, &mut window, &weights, rows.start, rows.end, channels, channel, taps);
     }
 }
@@ -246,8 +266,24 @@ fn convolve_next<F: Float>(
     }
 }
 
+/// The gradient of the sum of a row before `SiLU`, given the inputs before the row, of which its input becomes the last.
+#[cube]
+fn of_sum<F: Float>(
+    x: &[F],
+    g: &[F],
+    window: &mut Array<f32>,
+    weights: &Array<f32>,
+    at: usize,
+    #[comptime] taps: usize,
+) -> f32 {
+    shift(window, f32::cast_from(x[at]), taps);
+    let (_, slope) = activation(weighted(&*window, weights, taps), Activation::Silu);
+    f32::cast_from(g[at]) * slope
+}
+
 /// The gradient of a chunk's inputs, and what its rows add to that of the taps: `[chunks, channels · taps]`. The sums
-/// before `SiLU` are computed again, also those of the rows after the chunk that see its inputs.
+/// before `SiLU` are computed again, also those of the rows after the chunk that see its inputs. Behind the last row of a
+/// sequence these are the rows of all sequences that go on there.
 #[cube(launch, address_type = "dynamic")]
 fn convolution_backward<F: Float>(
     x: &[F],
@@ -266,7 +302,8 @@ fn convolution_backward<F: Float>(
     if chunk < chunks.count {
         let rows = rows_of(table, chunks.at + chunk * CHUNK_FIELDS);
         let weights = load_taps::<F>(w, channel, taps);
-        let mut window = load_window::<F>(x, rows.start, rows.first, channels, channel, taps);
+        let mut window = load_window::<F>(x, table, rows.start, rows.sequence, channels, channel, taps);
+        let mut reader = rows.reader;
         let mut sums = Array::<f32>::new(taps);
         let mut upstream = Array::<f32>::new(taps);
         #[unroll]
@@ -277,14 +314,24 @@ fn convolution_backward<F: Float>(
         for row in rows.start..rows.end + comptime!(taps - 1) {
             let mut dz = 0.0f32;
             if row < rows.last {
-                let i = row * channels + channel;
-                shift(&mut window, f32::cast_from(x[i]), taps);
-                let (_, slope) = activation(weighted(&window, &weights, taps), Activation::Silu);
-                dz = f32::cast_from(g[i]) * slope;
+                dz = of_sum::<F>(x, g, &mut window, &weights, row * channels + channel, taps);
                 if row < rows.end {
                     #[unroll]
                     for tap in 0..taps {
                         sums[tap] += dz * window[tap];
+                    }
+                }
+            } else {
+                let mut more = reader < rows.readers_end;
+                while more {
+                    more = table[reader] as usize == row - rows.last;
+                    if more {
+                        let behind = table[reader + 1] as usize;
+                        let of = table[reader + 2] as usize;
+                        let mut inputs = load_window::<F>(x, table, behind, of, channels, channel, taps);
+                        dz += of_sum::<F>(x, g, &mut inputs, &weights, behind * channels + channel, taps);
+                        reader += READER_FIELDS;
+                        more = reader < rows.readers_end;
                     }
                 }
             }

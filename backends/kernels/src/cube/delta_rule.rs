@@ -17,8 +17,12 @@
 //! plus `dq · q − dV · v`, the gradient of g is a sum from the end of the chunk on: exact at every end of a chunk,
 //! where both are known, so that what is rounded does not add up over a sequence.
 //!
+//! Sequences that go on behind others run after them, and back before them. End states that others begin with are kept
+//! until these have run.
+//!
 //! Besides gradients a backward pass has, in f32 and until it ends: `2 value_dim + 2 key_dim` numbers for each token
-//! and value head, and two states for each chunk and value head.
+//! and value head, and two states for each chunk and value head, one for each sequence that others go on behind, and one
+//! for each of those.
 
 mod chunks;
 mod rows;
@@ -29,6 +33,7 @@ mod tile;
 use super::prelude::*;
 use crate::delta::{DeltaHeads, SequenceRows, SequenceTable};
 use sizes::{Keep, Sizes};
+use std::ops::Range;
 use tile::RuleLayoutLaunch;
 
 /// Returns true if the kernels take these tensors: queries, keys and values in any type, all others in f32.
@@ -79,7 +84,8 @@ struct DeltaRule {
 struct Kept {
     /// u of every token, then dδ: `[2, rows, values, value_dim]`.
     vectors: CubeTensor,
-    /// The states before chunks, then the gradients of those after them: `[2, chunks, values, key_dim, value_dim]`.
+    /// The states before chunks, then the gradients of those after them, then end states that others begin with, then
+    /// the gradients of first states: `[2 chunks + ends + starts, values, key_dim, value_dim]`.
     states: CubeTensor,
 }
 
@@ -90,17 +96,25 @@ impl DeltaRule {
         Self { heads, sizes, table }
     }
 
-    /// Cubes of a run through all sequences.
-    fn runs(&self) -> usize {
-        self.table.sequences * self.heads.values * self.sizes.slices()
+    /// Cubes of a run through some sequences.
+    fn runs(&self, sequences: &Range<usize>) -> usize {
+        sequences.len() * self.heads.values * self.sizes.slices()
     }
 
-    fn runs_grid<const N: usize>(&self, largest: [&CubeTensor; N]) -> Grid {
-        Grid::new(largest, self.runs(), CubeDim::new_1d(self.sizes.units() as u32))
+    fn runs_grid<const N: usize>(&self, largest: [&CubeTensor; N], sequences: &Range<usize>) -> Grid {
+        Grid::new(largest, self.runs(sequences), CubeDim::new_1d(self.sizes.units() as u32))
     }
 
-    fn layout(&self, rows: usize, tasks: usize) -> RuleLayoutLaunch {
+    /// States before the end states, where a pass keeps those of chunks or no others.
+    fn states_before_ends(&self, keep: Keep) -> usize {
+        if keep == Keep::Chunks { 2 * self.table.chunks } else { 0 }
+    }
+
+    /// The layout of a launch with so many tasks, for the sequences from `first` on. End states lie behind `before`
+    /// others.
+    fn layout(&self, rows: usize, tasks: usize, first: usize, before: usize) -> RuleLayoutLaunch {
         let DeltaHeads { keys, values, key_dim, value_dim } = self.heads;
+        let state = self.heads.state();
         RuleLayoutLaunch::new(
             tasks,
             keys,
@@ -109,7 +123,11 @@ impl DeltaRule {
             self.table.chunks_at(),
             self.table.rows_at(),
             rows * values * value_dim,
-            self.table.chunks * self.heads.state(),
+            self.table.chunks * state,
+            before * state,
+            (before + self.table.handed[0]) * state,
+            first,
+            self.table.generations.first().map_or(0, ExactSizeIterator::len),
             rows * values * 2 * key_dim,
         )
     }
@@ -122,36 +140,51 @@ impl DeltaRule {
         let out = empty_or_zeros(&inputs[0], shape, DType::F32, whole);
         match pool {
             Some(pool) => self.run_forward(inputs, [&out, pool], Keep::Pool),
-            // nothing is kept, but a buffer has to be bound
-            None => self.run_forward(inputs, [&out, &empty(&out, [1], DType::F32)], Keep::Nothing),
+            None => {
+                // a buffer of nothing cannot be bound
+                let ends = (self.table.handed[0] * self.heads.state()).max(1);
+                self.run_forward(inputs, [&out, &empty(&out, [ends], DType::F32)], Keep::Ends);
+            }
         }
         out
     }
 
     fn run_forward(&self, [qkv, g, beta]: &[CubeTensor; 3], [out, states]: [&CubeTensor; 2], keep: Keep) {
-        if self.table.sequences == 0 {
-            return;
-        }
         let [rows, _] = dims(qkv);
-        let (grid, layout) = (self.runs_grid([qkv, out, states]), self.layout(rows, self.runs()));
-        let (table, dtype) = (integers(&self.table.words), elem(qkv));
-        launch!(runs::delta_rule_forward, grid, [qkv, g, beta, table, out, states], layout, keep, self.sizes, dtype);
+        for sequences in &self.table.generations {
+            let grid = self.runs_grid([qkv, out, states], sequences);
+            let layout = self.layout(rows, self.runs(sequences), sequences.start, self.states_before_ends(keep));
+            let (table, dtype) = (integers(&self.table.words), elem(qkv));
+            launch!(
+                runs::delta_rule_forward,
+                grid,
+                [qkv, g, beta, table, out, states],
+                layout,
+                keep,
+                self.sizes,
+                dtype
+            );
+        }
     }
 
     /// Fills the second halves of `kept` by a run through sequences from their ends.
     fn run_back(&self, [qkv, g, beta]: &[CubeTensor; 3], d_out: &CubeTensor, kept: &Kept) {
         let [rows, _] = dims(qkv);
         let Kept { vectors, states } = kept;
-        let (grid, layout) = (self.runs_grid([qkv, vectors, states]), self.layout(rows, self.runs()));
-        let (table, sizes) = (integers(&self.table.words), self.sizes);
-        launch!(
-            runs::delta_rule_reverse,
-            grid,
-            [qkv, g, beta, d_out, table, vectors, states],
-            layout,
-            sizes,
-            elem(qkv)
-        );
+        for sequences in self.table.generations.iter().rev() {
+            let grid = self.runs_grid([qkv, vectors, states], sequences);
+            let before = self.states_before_ends(Keep::Chunks);
+            let layout = self.layout(rows, self.runs(sequences), sequences.start, before);
+            let (table, sizes) = (integers(&self.table.words), self.sizes);
+            launch!(
+                runs::delta_rule_reverse,
+                grid,
+                [qkv, g, beta, d_out, table, vectors, states],
+                layout,
+                sizes,
+                elem(qkv)
+            );
+        }
     }
 
     /// Gradients of normed queries and keys, and products of states and their gradients; see `chunks`.
@@ -168,7 +201,7 @@ impl DeltaRule {
                 chunks::delta_rule_chunks,
                 grid,
                 [qkv, g, beta, d_out, table, vectors, states, &d_qk],
-                self.layout(rows, tasks),
+                self.layout(rows, tasks, 0, 0),
                 back,
                 self.sizes,
                 elem(qkv),
@@ -193,14 +226,14 @@ impl DeltaRule {
             rows::delta_rule_rows,
             grid.cubes([qkv, &vectors, d_qk], tasks),
             [qkv, beta, vectors, d_qk, &table, d_qkv, d_g, d_beta],
-            self.layout(rows, tasks),
+            self.layout(rows, tasks, 0, 0),
             grid,
             self.sizes,
             elem(qkv),
         );
         let tasks = self.table.chunks * self.heads.values;
         let grid = Grid::elements([d_qk], tasks);
-        launch!(rows::delta_rule_decays, grid, [d_qk, table, d_g], self.layout(rows, tasks));
+        launch!(rows::delta_rule_decays, grid, [d_qk, table, d_g], self.layout(rows, tasks, 0, 0));
     }
 }
 
@@ -219,10 +252,10 @@ impl Kernel<Cube, 3> for DeltaRule {
         let gradients = inputs.each_ref().map(like);
         if self.table.sequences > 0 {
             let width = self.heads.values * self.heads.value_dim;
-            let states = [2, self.table.chunks, self.heads.state()];
+            let states = 2 * self.table.chunks + self.table.handed.iter().sum::<usize>();
             let kept = Kept {
                 vectors: empty(&gradient, [2, rows, width], DType::F32),
-                states: empty(&gradient, states, DType::F32),
+                states: empty(&gradient, [states, self.heads.state()], DType::F32),
             };
             self.run_forward(&inputs, [&kept.vectors, &kept.states], Keep::Chunks);
             self.run_back(&inputs, &gradient, &kept);

@@ -1,6 +1,6 @@
 //! Rows of sequences as indices of tensor operations.
 
-use super::{CHUNK, StateRows};
+use super::{CHUNK, SequenceRows, StateRows};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 /// Indices into rows of a forward pass, the last inputs of the sequences before them, and a row of zeros at the end.
@@ -13,15 +13,16 @@ pub(crate) struct TapRows {
 }
 
 impl TapRows {
-    pub(super) fn new(sequences: &[StateRows], rows: usize, taps: usize, device: &Device) -> Self {
+    pub(super) fn new(sequences: &SequenceRows, rows: usize, taps: usize, device: &Device) -> Self {
         let before = taps - 1;
         let zeros = rows + sequences.len() * before;
         let mut of_taps = vec![vec![zeros; rows]; taps];
         let mut last = Vec::new();
         for (i, StateRows { rows: span, .. }) in sequences.iter().enumerate() {
-            // the sequence's inputs by their index, those of its state first
+            let inherited = sequences.rows_before(i, before);
+            // the sequence's inputs by their index, first those before it: of its parents, or of its state
             let input = |index: usize| match index.checked_sub(before) {
-                None => rows + i * before + index,
+                None => inherited.get(before - 1 - index).copied().unwrap_or(rows + i * before + index),
                 Some(new) => span.start + new,
             };
             for (index, row) in span.clone().enumerate() {
@@ -35,30 +36,57 @@ impl TapRows {
     }
 }
 
-/// Sequences padded to one length, and back.
+/// Sequences padded to one length in each generation, and back.
 #[derive(Debug)]
 pub(crate) struct PaddedRows {
+    pub generations: Vec<PaddedGeneration>,
+    /// The padded place of every row, those of one generation behind those of the other, and the one after all of them
+    /// for a row in no sequence.
+    pub places: Tensor<1, Int>,
+}
+
+/// The sequences of a generation.
+#[derive(Debug)]
+pub(crate) struct PaddedGeneration {
     /// The row of every padded place, `[sequences · width]`; the one after all rows for padding.
     pub spread: Tensor<1, Int>,
-    /// The padded place of every row, and the one after all of them for a row in no sequence.
-    pub places: Tensor<1, Int>,
+    pub sequences: usize,
     /// Rows of a sequence: a power of two, or whole chunks.
     pub width: usize,
+    /// The sequences' parents, by their places in the generation before; none in the first one.
+    pub parents: Option<Tensor<1, Int>>,
 }
 
 impl PaddedRows {
-    pub(super) fn new(sequences: &[StateRows], rows: usize, device: &Device) -> Self {
-        let longest = sequences.iter().map(|span| span.rows.len()).max().unwrap_or(1);
-        let width = if longest < CHUNK { longest.next_power_of_two() } else { longest.next_multiple_of(CHUNK) };
-        let mut spread = Vec::with_capacity(sequences.len() * width);
-        let mut places = vec![sequences.len() * width; rows];
-        for (i, StateRows { rows: span, .. }) in sequences.iter().enumerate() {
-            for (index, row) in span.clone().enumerate() {
-                places[row] = i * width + index;
+    pub(super) fn new(sequences: &SequenceRows, rows: usize, device: &Device) -> Self {
+        let tree = sequences.generations();
+        let (mut first, mut padded) = (0, Vec::new());
+        let mut places = vec![usize::MAX; rows];
+        for (index, members) in tree.members.iter().enumerate() {
+            let longest = members.iter().map(|&i| sequences[i].rows.len()).max().unwrap_or(1);
+            let width = if longest < CHUNK { longest.next_power_of_two() } else { longest.next_multiple_of(CHUNK) };
+            let mut spread = Vec::with_capacity(members.len() * width);
+            for &i in members {
+                let span = &sequences[i].rows;
+                for (row, place) in span.clone().zip(first..) {
+                    places[row] = place;
+                }
+                spread.extend((0..width).map(|c| if c < span.len() { span.start + c } else { rows }));
+                first += width;
             }
-            spread.extend((0..width).map(|c| if c < span.len() { span.start + c } else { rows }));
+            let before = index.checked_sub(1).map(|before| &tree.members[before]);
+            let place_of =
+                |before: &[usize], i: usize| before.iter().position(|&parent| tree.parents[i] == Some(parent));
+            let parents = before.map(|before| members.iter().filter_map(|&i| place_of(before, i)));
+            padded.push(PaddedGeneration {
+                spread: integers(spread, device),
+                sequences: members.len(),
+                width,
+                parents: parents.map(|parents| integers(parents, device)),
+            });
         }
-        Self { spread: integers(spread, device), places: integers(places, device), width }
+        let places = places.into_iter().map(|place| place.min(first));
+        Self { places: integers(places, device), generations: padded }
     }
 }
 

@@ -6,7 +6,7 @@
 //! `A = strict_lower(β K Kᵀ ∘ D)`, `N = (I + A)⁻¹ β (V − eᶜ K S)`, `O = eᶜ Q S + lower(Q Kᵀ ∘ D) N`,
 //! `S ← e^(c_last) S + (e^(c_last − c) K)ᵀ N`.
 
-use crate::delta::{CHUNK, DeltaHeads, PaddedRows, SequenceRows};
+use crate::delta::{CHUNK, DeltaHeads, PaddedGeneration, SequenceRows};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
 /// Term added to the squared norm of a query or key.
@@ -15,9 +15,9 @@ const NORM_EPS: f64 = 1e-6;
 /// Stands for no weight at all in the exponent.
 const HIDDEN: f64 = -1e9;
 
-/// Of sequences that begin: `[rows, value heads · value_dim]`.
+/// Of sequences that begin, or go on behind others: `[rows, value heads · value_dim]`.
 pub(crate) fn whole(inputs: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> Tensor<2> {
-    chunked(inputs, heads, sequences, None).0
+    generations(inputs, heads, sequences, None).0
 }
 
 /// Of sequences whose states are in `pool`, where the new ones go.
@@ -27,23 +27,48 @@ pub(crate) fn continued(
     heads: DeltaHeads,
     sequences: &SequenceRows,
 ) -> (Tensor<2>, Tensor<2>) {
-    let state = sequences.read(&pool);
-    let state = state.reshape([sequences.len() * heads.values, heads.key_dim, heads.value_dim]);
-    let (out, state) = chunked(inputs, heads, sequences, Some(state));
-    (out, sequences.write(pool, state.reshape([sequences.len(), heads.state()])))
+    let states = sequences.read(&pool);
+    let (out, states) = generations(inputs, heads, sequences, Some(states));
+    (out, sequences.write(pool, states))
 }
 
-/// The rule over sequences with states `[sequences · value heads, key_dim, value_dim]`, zeros where there are none: the
-/// output, `[rows, value heads · value_dim]`, and the states after it.
-fn chunked(
+/// The rule generation by generation, the first of which begins with `states`, `[sequences, numbers]`, or with zeros: the
+/// output, `[rows, value heads · value_dim]`, and the states after the last generation.
+fn generations(
     [qkv, g, beta]: [&Tensor<2>; 3],
     heads: DeltaHeads,
     sequences: &SequenceRows,
-    state: Option<Tensor<3>>,
-) -> (Tensor<2>, Tensor<3>) {
+    mut states: Option<Tensor<2>>,
+) -> (Tensor<2>, Tensor<2>) {
     let [rows, _] = qkv.dims();
     let padding = sequences.padded_rows(rows);
-    let (count, width) = (sequences.len(), padding.width);
+    let place = (&qkv.device(), qkv.dtype());
+    let columns = heads.values * heads.value_dim;
+    let mut outputs = Vec::new();
+    for generation in &padding.generations {
+        if let Some(parents) = &generation.parents {
+            states = states.map(|states| states.select(0, parents.clone()));
+        }
+        let shape = [generation.sequences * heads.values, heads.key_dim, heads.value_dim];
+        let state = states.map_or_else(|| Tensor::zeros(shape, place), |states| states.reshape(shape));
+        let (out, after) = chunked([qkv, g, beta], heads, generation, state);
+        outputs.push(out);
+        states = Some(after.reshape([generation.sequences, heads.state()]));
+    }
+    outputs.push(Tensor::zeros([1, columns], place));
+    let out = Tensor::cat(outputs, 0).select(0, padding.places.clone());
+    (out, states.unwrap_or_else(|| Tensor::zeros([0, heads.state()], place)))
+}
+
+/// The rule over the sequences of a generation with states `[sequences · value heads, key_dim, value_dim]`: the output of
+/// padded rows, `[sequences · width, value heads · value_dim]`, and the states after it.
+fn chunked(
+    [qkv, g, beta]: [&Tensor<2>; 3],
+    heads: DeltaHeads,
+    padding: &PaddedGeneration,
+    mut state: Tensor<3>,
+) -> (Tensor<2>, Tensor<3>) {
+    let (count, width) = (padding.sequences, padding.width);
     let batch = count * heads.values;
     let (key_dim, value_dim) = (heads.key_dim, heads.value_dim);
     let padded = spread(qkv, padding);
@@ -61,8 +86,6 @@ fn chunked(
     let k = of_keys(keys);
     let v = by_head(padded.clone().narrow(1, 2 * keys, heads.values * value_dim), value_dim);
     let [g, beta] = [g, beta].map(|t| by_head(spread(t, padding), 1));
-    let place = (&qkv.device(), qkv.dtype());
-    let mut state = state.unwrap_or_else(|| Tensor::zeros([batch, key_dim, value_dim], place));
     let size = width.min(CHUNK);
     let masks = Masks::new(size, &qkv.device());
     let mut outputs = Vec::new();
@@ -76,14 +99,12 @@ fn chunked(
         .reshape([count, heads.values, width, value_dim])
         .swap_dims(1, 2)
         .reshape([count * width, heads.values * value_dim]);
-    let zeros = Tensor::zeros([1, heads.values * value_dim], place);
-    let out = Tensor::cat(vec![out, zeros], 0).select(0, padding.places.clone());
     (out, state)
 }
 
 /// Rows as padded rows of each sequence, `[sequences · width, columns]`, padding being zeros: neither decays nor writes
 /// anything.
-fn spread(rows: &Tensor<2>, padding: &PaddedRows) -> Tensor<2> {
+fn spread(rows: &Tensor<2>, padding: &PaddedGeneration) -> Tensor<2> {
     let [_, columns] = rows.dims();
     let zeros = Tensor::zeros([1, columns], (&rows.device(), rows.dtype()));
     Tensor::cat(vec![rows.clone(), zeros], 0).select(0, padding.spread.clone())

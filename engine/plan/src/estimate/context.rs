@@ -277,7 +277,11 @@ impl<'a> Context<'a> {
             let running = self.running(sublayer, shape.tokens) + self.widening();
             let held = MemoryUsage::default().on_device(Category::Buffers, running);
             match sublayer {
-                Sublayer::Mlp | Sublayer::Linear | Sublayer::Experts => held,
+                Sublayer::Mlp | Sublayer::Experts => held,
+                Sublayer::Linear => {
+                    let states = self.widths.linear().map_or(0, |linear| linear.end_states(shape.tokens, shape.tree));
+                    held.on_device(Category::Attention, self.parallel.inside(F32 * states))
+                }
                 Sublayer::Attention => {
                     let scores = F32 * self.widths.scores_forward(shape, rows);
                     held.on_device(Category::Attention, self.parallel.inside(scores))

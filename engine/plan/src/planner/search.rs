@@ -182,7 +182,7 @@ impl PlacementSearch<'_> {
         let scores = w.policy_scores() || w.reference || w.critic.is_some();
         let budgets = if scores {
             let sequences = self.request.parallel.sequences(w.scored_sequences());
-            tokens(base.score_tokens, w.tree(base.layout(&w.arch)), sequences)
+            tokens(base.score_tokens, w.tree(base.layout()), sequences)
         } else {
             // nothing is scored
             vec![base.score_tokens]
@@ -217,7 +217,7 @@ impl PlacementSearch<'_> {
         let w = &self.request.workload;
         let mut budgets = tokens(
             self.request.memory.train_tokens,
-            w.training_tree(self.request.memory.layout(&w.arch)),
+            w.training_tree(self.request.memory.layout()),
             self.request.parallel.sequences(w.mini_rollouts()),
         );
         // each holds an example of the warm-up

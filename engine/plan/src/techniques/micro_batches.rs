@@ -43,7 +43,7 @@ impl Technique for TrainTokens {
     }
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
-        let tree = request.workload.training_tree(used.memory.layout(&request.workload.arch));
+        let tree = request.workload.training_tree(used.memory.layout());
         let step = share(request, tree, request.workload.mini_rollouts());
         let most = step.min(request.memory.train_tokens as u64);
         ((used.memory.train_tokens as u64) < most).then_some("smaller training micro-batches")
@@ -76,7 +76,7 @@ impl Technique for ScoreTokens {
     }
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
-        let tree = request.workload.tree(used.memory.layout(&request.workload.arch));
+        let tree = request.workload.tree(used.memory.layout());
         let step = share(request, tree, request.workload.scored_sequences());
         let most = step.min(request.memory.score_tokens as u64);
         ((used.memory.score_tokens as u64) < most).then_some("smaller scoring micro-batches")

@@ -9,7 +9,7 @@ impl Technique for PackedRows {
         &["memory.packing"]
     }
 
-    fn apply(&self, memory: &MemoryConfig, arch: &Arch, plan: &mut ModelPlan) {
-        plan.layout = memory.layout(arch);
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
+        plan.layout = memory.layout();
     }
 }

@@ -6,10 +6,10 @@ use crate::technique::prelude::*;
 pub(crate) struct SharedPrefix;
 
 impl MemoryConfig {
-    /// The layout of a model's micro-batches. States of gated `DeltaNet` layers run through whole sequences.
-    pub(crate) fn layout(&self, arch: &Arch) -> Layout {
+    /// The layout of a model's micro-batches.
+    pub(crate) fn layout(&self) -> Layout {
         match self.packing.layout() {
-            Layout::Packed if self.share_prefix && arch.delta_net.is_none() => Layout::SharedPrefix,
+            Layout::Packed if self.share_prefix => Layout::SharedPrefix,
             layout => layout,
         }
     }
@@ -29,8 +29,6 @@ impl Technique for SharedPrefix {
         let drops = workload.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
         Some(if memory.packing.layout() == Layout::Padded {
             "prompts are repeated: rows are padded"
-        } else if workload.arch.delta_net.is_some() {
-            "prompts are repeated: gated DeltaNet layers carry a state through each sequence"
         } else if drops {
             "prompts are repeated in training: model.lora.dropout is above 0"
         } else {

@@ -1,5 +1,6 @@
 //! The gradient of the chunked form. Only the inputs are saved: states, U and N are computed again, and kept for the
-//! chunks of one head at a time.
+//! chunks of one head at a time; first the end states of sequences that others go on behind. Then these come first, as
+//! the gradient of an end state is the sum of those of the states that begin with it.
 //!
 //! With dO the gradient of a chunk's output and dS′ that of the state after it (L is `lower`, `strict` without the
 //! diagonal):
@@ -17,15 +18,17 @@ use super::chunk::{CHUNK, Keys, Scratch, prefetch_rows, sized};
 use super::factors::Factors;
 use super::inputs::Inputs;
 use super::products::{columns, lower_of, lower_times, lower_transposed_times, product};
+use super::run_chunks;
+use super::states::{HandedOn, SharedStates, States, tasks};
 use crate::cpu::prelude::*;
-use crate::delta::{DeltaHeads, StateRows};
+use crate::delta::{DeltaHeads, SequenceRows};
 
 /// Gradients of queries, keys and values, of g, and of β.
 pub(super) fn backward<T: Real>(
     tensors: &[FlexTensor; 3],
     gradient: &FlexTensor,
     heads: DeltaHeads,
-    sequences: &[StateRows],
+    sequences: &SequenceRows,
 ) -> [FlexTensor; 3] {
     let inputs = Inputs::<T>::new(tensors, heads);
     let d_out: &[T] = elements(gradient);
@@ -34,18 +37,44 @@ pub(super) fn backward<T: Real>(
     let mut d_g = vec![T::ZERO; rows * heads.values];
     let mut d_beta = vec![T::ZERO; rows * heads.values];
     let targets = [&mut d_qkv, &mut d_g, &mut d_beta].map(|t| SharedPtr(t.as_mut_ptr()));
-    // value heads of one key head add to the same gradients
-    let tasks: Vec<(&StateRows, usize)> =
-        sequences.iter().flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head))).collect();
-    tasks.par_iter().for_each_init(
-        || (Scratch::default(), Buffers::default()),
-        |(scratch, buffers), (sequence, key_head)| {
-            let pass = Pass { inputs, d_out, key_head: *key_head, targets };
-            pass.sequence(sequence.rows.clone(), scratch, buffers);
-        },
-    );
+    let tree = sequences.generations();
+    let mut handed = tree.handed().map(|count| States::new(count, heads));
+    let handed = handed.each_mut().map(States::shared);
+    end_states(inputs, sequences, handed[0]);
+    for members in tree.members.iter().rev() {
+        // value heads of one key head add to the same gradients
+        tasks(members, heads).par_iter().for_each_init(
+            || (Scratch::default(), Buffers::default()),
+            |(scratch, buffers), &(sequence, key_head)| {
+                let pass = Pass { inputs, d_out, key_head, targets };
+                // SAFETY: a sequence's gradient is written by one task, and read in the generation before.
+                let handed = unsafe { HandedOn::new(tree, handed, (sequence, key_head)) };
+                pass.sequence(sequences[sequence].rows.clone(), handed, scratch, buffers);
+            },
+        );
+    }
     let [_, values] = dims(&tensors[1]);
     [tensor(d_qkv, [rows, channels]), tensor(d_g, [rows, values]), tensor(d_beta, [rows, values])]
+}
+
+/// Computes the end states of sequences that others go on behind.
+fn end_states<T: Real>(inputs: Inputs<'_, T>, sequences: &SequenceRows, ends: SharedStates<T>) {
+    let tree = sequences.generations();
+    for members in &tree.members {
+        let parents: Vec<usize> = members.iter().copied().filter(|&i| tree.ends[i].is_some()).collect();
+        tasks(&parents, inputs.heads).par_iter().for_each_init(
+            || (Keys::default(), Scratch::default()),
+            |(keys, scratch), &(sequence, key_head)| {
+                // SAFETY: one task writes a sequence's state, and the generation before has written its parent's.
+                let place = |sequence: usize| tree.ends[sequence].map(|end| unsafe { ends.of_key_head(end, key_head) });
+                let Some(states) = place(sequence) else { return };
+                if let Some(start) = tree.parents[sequence].and_then(place) {
+                    states.copy_from_slice(start);
+                }
+                run_chunks(&inputs, key_head, &sequences[sequence].rows, states, (keys, scratch), None);
+            },
+        );
+    }
 }
 
 /// Buffers of one thread.
@@ -112,7 +141,13 @@ struct Chunk<'a, T> {
 }
 
 impl<T: Real> Pass<'_, T> {
-    fn sequence(&self, rows: Range<usize>, scratch: &mut Scratch<T>, buffers: &mut Buffers<T>) {
+    fn sequence(
+        &self,
+        rows: Range<usize>,
+        mut handed: HandedOn<'_, T>,
+        scratch: &mut Scratch<T>,
+        buffers: &mut Buffers<T>,
+    ) {
         let heads = self.inputs.heads;
         let chunks: Vec<Range<usize>> =
             rows.clone().step_by(CHUNK).map(|start| start..(start + CHUNK).min(rows.end)).collect();
@@ -125,9 +160,15 @@ impl<T: Real> Pass<'_, T> {
             sized(d_qk, keys.qk.len()).fill(T::ZERO);
         }
         for head in self.key_head * heads.group()..(self.key_head + 1) * heads.group() {
+            let size = heads.key_dim * heads.value_dim;
+            let place = (head - self.key_head * heads.group()) * size;
+            let place = place..place + size;
             let state = &mut workspace.d_state;
             state.clear();
-            state.resize(heads.key_dim * heads.value_dim, T::ZERO);
+            match handed.start {
+                Some(start) => state.extend_from_slice(&start[place.clone()]),
+                None => state.resize(size, T::ZERO),
+            }
             for ((rows, keys), forward) in chunks.iter().zip(&*keys).zip(forward.iter_mut()) {
                 forward.state.clone_from(state);
                 scratch.advance(&self.inputs, head, rows.clone(), keys, state, false);
@@ -135,9 +176,17 @@ impl<T: Real> Pass<'_, T> {
                 std::mem::swap(&mut forward.n, &mut scratch.n);
             }
             workspace.d_state.fill(T::ZERO);
+            for d_end in &handed.d_ends {
+                for (sum, &d) in workspace.d_state.iter_mut().zip(&d_end[place.clone()]) {
+                    *sum += d;
+                }
+            }
             for (i, rows) in chunks.iter().enumerate().rev() {
                 let chunk = Chunk { head, rows: rows.clone(), keys: &keys[i], forward: &forward[i] };
                 self.chunk(&chunk, scratch, workspace, &mut d_qk[i]);
+            }
+            if let Some(d_start) = &mut handed.d_start {
+                d_start[place].copy_from_slice(&workspace.d_state);
             }
         }
         for ((rows, keys), d_qk) in chunks.into_iter().zip(keys).zip(d_qk) {

@@ -2,11 +2,13 @@
 //! differences of values.
 
 use super::fused;
+use crate::formulas::{convolution, delta_rule};
 use crate::{
     DeltaHeads, SequenceRows, StateRows, causal_convolution, continue_convolution, continue_delta_rule,
     gated_delta_rule, gated_rms_norm,
 };
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::ops::Range;
 
 /// Numbers between −1 and 1 that look random.
 fn numbers(n: usize, salt: u32) -> Vec<f64> {
@@ -281,4 +283,123 @@ fn sequences_that_continue_from_states_give_what_whole_ones_give() {
     let kept: Vec<f64> =
         whole.iter().flat_map(|s| qkv[(s.rows.end - 3) * channels..s.rows.end * channels].to_vec()).collect();
     assert_near("last inputs", &values(last), &kept, 1e-12);
+}
+
+/// Sequences that go on behind others: rows before them that are in none, their lengths, and their parents.
+type Tree<'a> = (usize, &'a [usize], &'a [Option<usize>]);
+
+const TREES: [Tree<'_>; 6] = [
+    (0, &[5, 3, 7, 1], &[None, Some(0), Some(0), Some(0)]),
+    // a prefix that is shorter than the taps, and one of a single row
+    (1, &[2, 3, 1, 70], &[None, Some(0), Some(0), Some(0)]),
+    (0, &[1, 2, 65], &[None, Some(0), Some(0)]),
+    // whole chunks, several trees, a sequence by itself, and prefixes of prefixes
+    (0, &[64, 130, 64, 9, 1, 4, 2], &[None, Some(0), Some(0), None, Some(3), None, Some(3)]),
+    (2, &[70, 1, 2, 5, 130, 3, 1, 1], &[None, Some(0), Some(1), Some(1), Some(0), None, Some(3), Some(6)]),
+    // nothing but its parent
+    (0, &[4, 0, 3, 2], &[None, Some(0), Some(1), Some(1)]),
+];
+
+/// A forward pass over a tree, and one that repeats the rows that several sequences begin with.
+struct Repeated {
+    shared: SequenceRows,
+    whole: SequenceRows,
+    /// Of each row of the second the one of the first.
+    rows: Tensor<1, Int>,
+    tokens: usize,
+}
+
+impl Repeated {
+    fn new((skipped, lengths, parents): Tree<'_>) -> Self {
+        let device = Device::flex();
+        let mut row = skipped;
+        let spans = lengths.iter().map(|&n| {
+            row += n;
+            row - n..row
+        });
+        let spans: Vec<Range<usize>> = spans.collect();
+        let (mut rows, mut whole) = (Vec::new(), Vec::new());
+        for leaf in (0..spans.len()).filter(|&i| !parents.contains(&Some(i))) {
+            let mut path = vec![spans[leaf].clone()];
+            let mut parent = parents[leaf];
+            while let Some(i) = parent {
+                path.insert(0, spans[i].clone());
+                parent = parents[i];
+            }
+            let first = rows.len();
+            rows.extend(path.into_iter().flatten().map(|row| row as i32));
+            whole.push((first..rows.len(), None));
+        }
+        let count = rows.len();
+        Self {
+            shared: SequenceRows::whole(spans.into_iter().zip(parents.iter().copied()), &device),
+            whole: SequenceRows::whole(whole, &device),
+            rows: Tensor::from_data(TensorData::new(rows, [count]), &device),
+            tokens: row,
+        }
+    }
+
+    /// Holds an operation over the tree against the same one that repeats rows: values and gradients.
+    fn hold(
+        &self,
+        what: &str,
+        inputs: &[(Vec<f64>, usize)],
+        operation: &dyn Fn(&[Tensor<2>], &SequenceRows) -> Tensor<2>,
+    ) {
+        for (dtype, tolerance) in [(DType::F64, 1e-10), (DType::F32, 2e-5)] {
+            let passes = [true, false, true].map(|shares| {
+                let leaves: Vec<Tensor<2>> =
+                    inputs.iter().map(|(v, c)| tensor(v, *c, dtype).autodiff().require_grad()).collect();
+                // inputs of rows, not weights
+                let repeat = |t: &Tensor<2>| if t.dims()[0] == self.tokens { self.repeated(t) } else { t.clone() };
+                let out = if shares {
+                    self.repeated(&operation(&leaves, &self.shared))
+                } else {
+                    let whole: Vec<Tensor<2>> = leaves.iter().map(repeat).collect();
+                    operation(&whole, &self.whole)
+                };
+                let [rows, columns] = out.dims();
+                let upstream = tensor(&numbers(rows * columns, 77), columns, dtype).autodiff();
+                let tape = (out.clone() * upstream).sum().backward();
+                let gradients = leaves.iter().map(|leaf| values(leaf.grad(&tape).expect("a leaf")));
+                [values(out.inner())].into_iter().chain(gradients).collect::<Vec<_>>()
+            });
+            let [shared, whole, again] = passes;
+            assert_eq!(shared, again, "{what} in {dtype:?} repeats its bits");
+            for (i, (actual, expected)) in shared.iter().zip(&whole).enumerate() {
+                assert_near(&format!("{what} in {dtype:?}: values and gradients, {i}"), actual, expected, tolerance);
+            }
+        }
+    }
+
+    fn repeated(&self, rows: &Tensor<2>) -> Tensor<2> {
+        rows.clone()
+            .select(0, if rows.device().is_autodiff() { self.rows.clone().autodiff() } else { self.rows.clone() })
+    }
+}
+
+#[test]
+fn a_convolution_that_goes_on_behind_another_sequence_is_that_of_both() {
+    for (tree, channels, taps) in TREES.into_iter().flat_map(|tree| [(tree, 3, 4), (tree, 1030, 3), (tree, 2, 1)]) {
+        let repeated = Repeated::new(tree);
+        let inputs = [(numbers(repeated.tokens * channels, 4), channels), (numbers(channels * taps, 5), taps)];
+        let what = format!("convolution over {tree:?} with {taps} taps");
+        repeated.hold(&what, &inputs, &|t, sequences| fused(|| causal_convolution(&t[0], &t[1], sequences)));
+        repeated
+            .hold(&format!("formula of {what}"), &inputs, &|t, sequences| convolution::whole(&t[0], &t[1], sequences));
+    }
+}
+
+#[test]
+fn a_delta_rule_that_goes_on_behind_another_sequence_is_that_of_both() {
+    for (tree, heads) in TREES.into_iter().flat_map(|tree| HEADS.map(|heads| (tree, heads))) {
+        let repeated = Repeated::new(tree);
+        let inputs = rule_inputs(repeated.tokens, heads);
+        let what = format!("delta rule over {tree:?}, {heads:?}");
+        repeated
+            .hold(&what, &inputs, &|t, sequences| fused(|| gated_delta_rule([&t[0], &t[1], &t[2]], heads, sequences)));
+        repeated.hold(&format!("formula of {what}"), &inputs, &|t, sequences| {
+            delta_rule::whole([&t[0], &t[1], &t[2]], heads, sequences)
+        });
+    }
 }

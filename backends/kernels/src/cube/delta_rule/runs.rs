@@ -1,7 +1,9 @@
 //! Runs through sequences, from their first tokens to their last or back. A unit has a column of a value head's state.
 
 use super::sizes::{Keep, PARTS, Sizes};
-use super::tile::{RuleLayout, clear, column_at, load_keys, place_of, read_column, run_of, total, write_column};
+use super::tile::{
+    RuleLayout, add_column, clear, column_at, load_keys, place_of, read_column, run_of, total, write_column,
+};
 use crate::delta::CHUNK;
 use cubecl::prelude::*;
 
@@ -36,7 +38,8 @@ fn step(
     (u, total(&sums))
 }
 
-/// The output of every token, `[rows, values · value_dim]`, or its u.
+/// The output of every token, `[rows, values · value_dim]`, or its u. A sequence that goes on behind another begins with
+/// its end state, which is among the states.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn delta_rule_forward<F: Float>(
     qkv: &[F],
@@ -62,6 +65,14 @@ pub(crate) fn delta_rule_forward<F: Float>(
     if comptime!(keep == Keep::Pool) {
         let first = column_at(&run, run.slot, values, sizes);
         read_column(&mut state, &*states, first, !run.begins, sizes);
+    } else {
+        let known = run.start_state > 0;
+        let mut place = 0usize;
+        if known {
+            place = run.start_state - 1;
+        }
+        let first = layout.ends_at + column_at(&run, place, values, sizes);
+        read_column(&mut state, &*states, first, known, sizes);
     }
     let mut row = run.start;
     while row < run.end {
@@ -99,6 +110,14 @@ pub(crate) fn delta_rule_forward<F: Float>(
     if comptime!(keep == Keep::Pool) {
         let first = column_at(&run, run.slot, values, sizes);
         write_column(&state, states, first, run.writes, sizes);
+    } else {
+        let handed = run.end_state > 0;
+        let mut place = 0usize;
+        if handed {
+            place = run.end_state - 1;
+        }
+        let first = layout.ends_at + column_at(&run, place, values, sizes);
+        write_column(&state, states, first, run.writes && handed, sizes);
     }
 }
 
@@ -131,7 +150,9 @@ fn step_back(
     d_delta
 }
 
-/// dδ of every token, and the gradients of the states after each chunk, each in the second half of its buffer.
+/// dδ of every token, and the gradients of the states after each chunk, each in the second half of its buffer; then those
+/// of the first states of sequences that go on behind others. An end state has the sum of those that begin with it, in
+/// their order.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn delta_rule_reverse<F: Float>(
     qkv: &[F],
@@ -154,6 +175,10 @@ pub(crate) fn delta_rule_reverse<F: Float>(
     let values = layout.values;
     let run = run_of(table, &layout, sizes);
     let place = place_of(&layout, run.head, sizes);
+    for child in run.child..run.children_end {
+        let first = layout.starts_at + column_at(&run, child, values, sizes);
+        add_column(&mut d_state, &*states, first, sizes);
+    }
     let length = run.end - run.start;
     let tiles = length.div_ceil(tile);
     for back in 0..tiles {
@@ -184,4 +209,6 @@ pub(crate) fn delta_rule_reverse<F: Float>(
         }
         sync_cube();
     }
+    let first = layout.starts_at + column_at(&run, run.place, values, sizes);
+    write_column(&d_state, states, first, run.writes && run.start_state > 0, sizes);
 }

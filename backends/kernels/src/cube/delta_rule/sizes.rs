@@ -20,10 +20,11 @@ pub(crate) struct Sizes {
 /// States that a run through sequences keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keep {
-    Nothing,
+    /// The last ones of sequences that others go on behind.
+    Ends,
     /// The last ones, in the pool that the first ones come from.
     Pool,
-    /// Those before each chunk; instead of the output, what each token finds changed.
+    /// Those before each chunk, and [`Self::Ends`]; instead of the output, what each token finds changed.
     Chunks,
 }
 

@@ -19,9 +19,15 @@ pub(crate) struct RuleLayout {
     /// Offsets of chunks and rows in the table.
     pub chunks_at: usize,
     pub rows_at: usize,
-    /// Offsets of dδ in the vectors, and of gradients of states in the states.
+    /// Offsets of dδ in the vectors, and in the states of gradients of states, of end states that others begin with, and
+    /// of gradients of such first states.
     pub vectors_at: usize,
     pub states_at: usize,
+    pub ends_at: usize,
+    pub starts_at: usize,
+    /// The first sequence of the generation that runs, and how many come before those that have parents.
+    pub first: usize,
+    pub roots: usize,
     /// Offset of products of states and their gradients, behind the gradients of queries and keys.
     pub products_at: usize,
 }
@@ -59,6 +65,13 @@ pub(crate) struct Run {
     pub begins: bool,
     /// The sequence's first chunk.
     pub chunk: usize,
+    /// Places plus 1, or 0, of the end state that it begins with, and of the one that others begin with.
+    pub start_state: usize,
+    pub end_state: usize,
+    /// Its place among sequences that have a parent; and the places of the sequences that go on behind it.
+    pub place: usize,
+    pub child: usize,
+    pub children_end: usize,
     pub head: usize,
     pub column: usize,
     /// True if there is such a column.
@@ -71,13 +84,33 @@ pub(crate) fn run_of(table: &[i32], layout: &RuleLayout, #[comptime] sizes: Size
     let slice = task % comptime!(sizes.slices());
     let column = slice * comptime!(sizes.units()) + UNIT_POS as usize;
     let head = task / comptime!(sizes.slices());
-    let at = head / layout.values * SEQUENCE_FIELDS;
+    let sequence = layout.first + head / layout.values;
+    let at = sequence * SEQUENCE_FIELDS;
+    let parent = table[at + 5] as usize;
+    let mut start_state = 0usize;
+    if parent > 0 {
+        start_state = table[(parent - 1) * SEQUENCE_FIELDS + 6] as usize;
+    }
+    let children = table[at + 8] as usize;
+    let mut child = 0usize;
+    if children > 0 {
+        child = table[at + 7] as usize - layout.roots;
+    }
+    let mut place = 0usize;
+    if sequence >= layout.roots {
+        place = sequence - layout.roots;
+    }
     Run {
         start: table[at] as usize,
         end: table[at + 1] as usize,
         slot: table[at + 2] as usize,
         begins: table[at + 3] != 0,
         chunk: table[at + 4] as usize,
+        start_state,
+        end_state: table[at + 6] as usize,
+        place,
+        child,
+        children_end: child + children,
         head: head % layout.values,
         column: min(column, comptime!(sizes.value_dim - 1)),
         writes: CUBE_POS < layout.tasks && column < comptime!(sizes.value_dim),
@@ -119,6 +152,14 @@ pub(crate) fn write_column(
         for i in 0..comptime!(sizes.key_dim) {
             states[first + comptime!(i * sizes.value_dim)] = column[i];
         }
+    }
+}
+
+#[cube]
+pub(crate) fn add_column(column: &mut Array<f32>, states: &[f32], first: usize, #[comptime] sizes: Sizes) {
+    #[unroll]
+    for i in 0..comptime!(sizes.key_dim) {
+        column[i] += states[first + comptime!(i * sizes.value_dim)];
     }
 }
 

@@ -16,9 +16,12 @@
 //! delta rule of a GPU has two states a chunk for all heads, two vectors as wide as a value, and gradients of a query
 //! and a key, for each token and head.
 //!
+//! Where a prefix is shared, there is a state of its end for all heads, and a gradient of each state that begins with it.
+//!
 //! Tensor operations, where kernels are off, keep what every step of the chunked form reads: for each head some forty
 //! matrices of 64 by 64 a chunk, two states, and the rows of every tap.
 
+use crate::estimate::Tree;
 use firebrick_arch::Arch;
 use firebrick_arch::arch::GatedDeltaNet;
 use firebrick_spec::{Backend, DeviceProfile, Operation};
@@ -114,23 +117,42 @@ impl LinearWidths {
         plain + wide + padded
     }
 
-    /// f32 elements of the kernels' buffers in the backward pass of `tokens` tokens, in sequences of `length`.
-    pub fn scratch(&self, tokens: u64, length: u64) -> u64 {
+    /// f32 elements of the end states of shared prefixes, in a pass over `tokens` rows of trees.
+    pub fn end_states(&self, tokens: u64, tree: Tree) -> u64 {
+        if tree.prefix == 0 { 0 } else { self.heads * self.state * trees(tokens, tree) }
+    }
+
+    /// f32 elements of [`Self::end_states`] with as many of the sequences that begin with them.
+    fn handed_states(&self, tokens: u64, tree: Tree) -> u64 {
+        let members = if tree.prefix == 0 { 0 } else { self.heads * self.state * sequences(tokens, tree) };
+        self.end_states(tokens, tree) + members
+    }
+
+    /// f32 elements of states that tensor operations keep of shared prefixes and of the sequences that begin with them.
+    pub fn kept_states(&self, tokens: u64, tree: Tree) -> u64 {
+        if self.computes == Computes::TensorOperations { self.handed_states(tokens, tree) } else { 0 }
+    }
+
+    /// f32 elements of the kernels' buffers in the backward pass of `tokens` rows of trees.
+    pub fn scratch(&self, tokens: u64, tree: Tree) -> u64 {
+        let handed = self.handed_states(tokens, tree);
         match self.computes {
             Computes::TensorOperations => 0,
             Computes::CpuKernels => {
+                let length = tree.prefix.max(tree.behind);
                 let chunks = length.div_ceil(CHUNK) + 1;
                 let of_values = 2 * self.value;
                 let of_keys = 2 * (2 * self.key + CHUNK);
                 let head = chunks * self.state + length * (of_values + of_keys);
                 let rule = CORES.min(self.keys / self.key.max(1)) * head;
                 let convolution = tokens.div_ceil(CHUNK) * self.taps * self.channels;
-                rule.max(convolution)
+                (handed + rule).max(convolution)
             }
             Computes::GpuKernels => {
-                let chunks = tokens.div_ceil(length.max(1)) * length.div_ceil(CHUNK);
+                let prefixes = trees(tokens, tree) * tree.prefix.div_ceil(CHUNK);
+                let chunks = prefixes + sequences(tokens, tree) * tree.behind.div_ceil(CHUNK);
                 let vectors = 2 * tokens * (self.value + self.key);
-                self.heads * (2 * chunks * self.state + vectors)
+                handed + self.heads * (2 * chunks * self.state + vectors)
             }
         }
     }
@@ -145,8 +167,47 @@ impl LinearWidths {
         (2 * self.heads * chunk + 2 * self.taps * self.channels) as f64
     }
 
-    /// Launches for sequences of the given number of tokens, if there is no kernel: a constant number and 20 per chunk.
-    pub fn launches(&self, length: u64) -> f64 {
-        if self.computes == Computes::TensorOperations { (60 + 20 * length.div_ceil(CHUNK)) as f64 } else { 0.0 }
+    /// Launches for prefixes and for what is behind them, if there is no kernel: for each a constant number and 20 per
+    /// chunk.
+    pub fn launches(&self, tree: Tree) -> f64 {
+        let of = |length: u64| if length == 0 { 0.0 } else { (60 + 20 * length.div_ceil(CHUNK)) as f64 };
+        if self.computes == Computes::TensorOperations { of(tree.prefix) + of(tree.behind) } else { 0.0 }
+    }
+}
+
+/// Trees that so many rows are of, at least in part.
+fn trees(tokens: u64, tree: Tree) -> u64 {
+    tokens.div_ceil(tree.rows(tree.members).max(1))
+}
+
+/// Sequences of these trees.
+fn sequences(tokens: u64, tree: Tree) -> u64 {
+    (trees(tokens, tree) * tree.members).min(tokens.div_ceil(tree.behind.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn widths(computes: Computes) -> LinearWidths {
+        LinearWidths { channels: 64, values: 32, heads: 4, keys: 16, state: 64, key: 8, value: 8, taps: 4, computes }
+    }
+
+    #[test]
+    fn shared_prefixes_have_states_at_their_ends_and_gradients_of_those_behind_them() {
+        let tree = Tree { prefix: 300, members: 8, behind: 100 };
+        let linear = widths(Computes::GpuKernels);
+        // two trees of 1100 rows; chunks of 5 · 64 and of 2 · 64 tokens
+        assert_eq!(linear.end_states(2200, tree), 4 * 64 * 2);
+        let vectors = 2 * 2200 * (8 + 8);
+        assert_eq!(linear.scratch(2200, tree), 4 * (64 * (2 + 16) + 2 * 64 * (2 * 5 + 16 * 2) + vectors));
+        // a part of a tree
+        assert_eq!(linear.end_states(500, tree), 4 * 64);
+        assert_eq!(sequences(500, tree), 5);
+        let single = Tree::single(400);
+        assert_eq!(linear.end_states(2200, single), 0);
+        assert_eq!(linear.scratch(2200, single), 4 * (2 * 64 * 6 * 7 + vectors));
+        assert_eq!(linear.kept_states(2200, tree), 0);
+        assert_eq!(widths(Computes::TensorOperations).kept_states(2200, tree), 4 * 64 * (2 + 16));
     }
 }

@@ -109,7 +109,8 @@ impl<'a> BackwardPass<'a> {
                 .on_device(Category::Buffers, sent);
         }
         if let (Sublayer::Linear, Some(linear)) = (sublayer, widths.linear()) {
-            let buffers = F32 * linear.scratch(shape.tokens, shape.length);
+            bytes.kept += parallel.inside(F32 * linear.kept_states(shape.tokens, shape.tree));
+            let buffers = F32 * linear.scratch(shape.tokens, shape.tree);
             bytes.backward = bytes.backward.on_device(Category::Attention, parallel.inside(buffers));
         }
         bytes

@@ -80,7 +80,7 @@ impl Context<'_> {
         let linear = self.widths.linear();
         let (rule, launches) = linear.map_or((0.0, 0.0), |linear| {
             let share = share(Sublayer::Linear);
-            (share * linear.operations() * tokens, share * linear.launches(shape.length))
+            (share * linear.operations() * tokens, share * linear.launches(shape.tree))
         });
         let chunks = if self.widths.attends_by_kernel(shape, rows) { 1.0 } else { chunks(shape, rows) as f64 };
         self.flops(products + attend * self.attention_operations(shape, rows))
