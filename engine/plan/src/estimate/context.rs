@@ -139,18 +139,6 @@ impl<'a> Context<'a> {
         Shape { scored: shape.scored.div_ceil(self.parallel.sequence), ..shape }
     }
 
-    /// Extra bytes kept by sequence-parallel attention for `tokens` tokens: queries, keys and values of some heads over
-    /// all tokens, and what is mixed of them; and what lies in a message of the former, on both sides.
-    pub fn shared_attention(&self, tokens: u64) -> [u64; 2] {
-        if self.parallel.sequence == 1 {
-            return [0; 2];
-        }
-        let copies = self.parallel.key_copies(self.arch.num_kv_heads as u64);
-        let [q, k] = self.widths.query_key_widths();
-        let there = q + 2 * copies * k;
-        [there + q, 2 * there].map(|numbers| self.parallel.inside(self.sizes.width * tokens * numbers))
-    }
-
     /// The context of the policy while it samples.
     pub fn sampling(&self) -> Self {
         let w = self.workload;
@@ -216,12 +204,6 @@ impl<'a> Context<'a> {
     /// True if the head is on these devices.
     pub fn has_head(&self) -> bool {
         self.stage.is_none_or(|stage| stage.is_last())
-    }
-
-    /// Micro-batches that may have gone forward and not backward, if there are as many.
-    pub fn in_flight(&self) -> u64 {
-        let behind = self.stage.map_or(1, |stage| stage.stages() - stage.stage());
-        behind as u64
     }
 
     fn shape(&self, plan: &ModelPlan, layout: Layout, budget: usize, rollouts: u64) -> Shape {

@@ -14,7 +14,7 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
     // the critic goes as the policy goes; its sizes are limits, which the search lays over the policy's
     let critic = memory.critic.only(&["micro_batch_size", "prefetch"]);
     let mut plain = MemoryConfig { preset: None, critic, ..memory.clone() };
-    for technique in TECHNIQUES {
+    for technique in TECHNIQUES.iter().filter(|technique| technique.is_chosen()) {
         technique.turn_off(&mut plain);
     }
     plain

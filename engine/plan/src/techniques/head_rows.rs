@@ -31,10 +31,6 @@ impl Technique for HeadRows {
         (used.memory.head_rows < request.memory.head_rows).then_some("the head takes fewer rows at a time")
     }
 
-    fn undo(&self, used: &mut Candidate, request: &Request) {
-        used.memory.head_rows = request.memory.head_rows;
-    }
-
     fn examples(&self) -> &'static [&'static str] {
         &["head_rows: 128"]
     }

@@ -1,7 +1,22 @@
 //! Layers that ranks divide into stages (pipeline parallelism, 1F1B: arXiv:1806.03377).
 
+use crate::estimate::Context;
 use crate::technique::prelude::*;
 use crate::{Order, Zero};
+
+impl Context<'_> {
+    /// Micro-batches that may have gone forward and not backward, if there are as many.
+    pub fn in_flight(&self) -> u64 {
+        let behind = self.stage.map_or(1, |stage| stage.stages() - stage.stage());
+        behind as u64
+    }
+
+    /// Turns of a pipeline for `micros` micro-batches.
+    pub(crate) fn pipeline_turns(&self, micros: f64) -> f64 {
+        let behind = self.stage.map_or(0, |stage| stage.stages() - 1);
+        micros + behind as f64
+    }
+}
 
 pub(crate) struct Pipeline;
 

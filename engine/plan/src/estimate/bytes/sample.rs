@@ -7,7 +7,7 @@
 //! logits, exponentials, their running sum.
 
 use crate::ModelPlan;
-use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, PeakUsage, Shape, Sizes, Tree};
+use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, Moment, PeakUsage, Shape, Sizes, Tree};
 use firebrick_arch::PipelineStage;
 use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, CudaGraphs, Home, Operation};
@@ -218,11 +218,10 @@ pub(crate) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let base = base.on_host(Category::Communication, passed);
     let last = plan.segments.len().saturating_sub(1);
     let state = ctx.state(plan);
-    let fetched = state.fetched(last, plan.prefetch);
     peak.record("gathering weights", base + state.gathered_in_place());
     for visit in [1, plan.segments.len()] {
-        let forward = base.on_device(category, fetched) + state.gathered_ahead(visit, false);
-        let forward = forward + ctx.forward(shape, plan.attention_rows);
+        let weights = Moment::of_scoring(ctx, plan, category).visits(visit, last, plan.prefetch).held();
+        let forward = base + weights + ctx.forward(shape, plan.attention_rows);
         peak.record("scoring: a layer's forward", forward);
     }
     if !ctx.has_head() {
