@@ -6,7 +6,7 @@ mod decoding;
 mod head;
 mod time;
 
-use super::{Estimate, EstimatePhase, Sizes, Workload, estimate, rules};
+use super::{Estimate, EstimatePhase, Sizes, Workload, estimate};
 use crate::test_support::device;
 use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};
 use firebrick_arch::{Arch, KvCacheDtype};

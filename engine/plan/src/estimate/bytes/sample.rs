@@ -7,7 +7,7 @@
 //! logits, exponentials, their running sum.
 
 use crate::ModelPlan;
-use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, Moment, PeakUsage, Shape, Sizes, Tree};
+use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, Moment, PeakUsage, Shape, Sizes};
 use firebrick_arch::PipelineStage;
 use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, CudaGraphs, Home, Operation};
@@ -47,15 +47,8 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
     let length = w.prompt_length.max(1);
     let most = w.max_num_batched_tokens;
     let together = rows.div_ceil(group).min(prompts).min((most / length).max(1));
-    let shape = Shape {
-        tokens: (together * length).min(most.max(1)),
-        packed: false,
-        tree: Tree::single(length),
-        length,
-        scored: together,
-        over: Some(Cached::Prompts),
-    };
-    (together, shape)
+    let tokens = (together * length).min(most.max(1));
+    (together, Shape::over(Cached::Prompts, tokens, length, together))
 }
 
 /// Bytes of a matrix that is dequantized for a matmul with `rows` rows.
@@ -66,8 +59,7 @@ fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
 
 /// A decoding step of `rows` sequences.
 fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
-    let length = ctx.workload.length();
-    Shape { tokens: rows, packed: false, tree: Tree::single(length), length, scored: rows, over: Some(Cached::Tokens) }
+    Shape::over(Cached::Tokens, rows, ctx.workload.length(), rows)
 }
 
 /// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for

@@ -33,7 +33,7 @@ use crate::estimate::seconds::passes::{LAYER_OPERATIONS, widened_bytes};
 use crate::estimate::seconds::sampling::{measured_sampling, sampled_rows};
 use crate::estimate::{
     Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, TrainingPass, Transfers,
-    Tree, Update, Work, Workload,
+    Update, Work, Workload,
 };
 use crate::techniques::weight_offload;
 use crate::{ModelPlan, Order, TECHNIQUES};
@@ -127,14 +127,7 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let tensor = ctx.parallel.tensor as f64;
     let shares = tensor * ctx.parallel.sequence as f64;
     let prompts = rows.div_ceil(group);
-    let prefill = Shape {
-        tokens: prompts * w.prompt_length,
-        packed: false,
-        tree: Tree::single(w.prompt_length),
-        length: w.prompt_length,
-        scored: prompts,
-        over: Some(Cached::Prompts),
-    };
+    let prefill = Shape::over(Cached::Prompts, prompts * w.prompt_length, w.prompt_length, prompts);
     let layers = ctx.sizes.layers as f64;
     let prefill = layers * ctx.layer(prefill, 0);
     let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
