@@ -104,14 +104,9 @@ impl Seconds {
     pub(super) fn max(&self, other: &Self) -> Self {
         let [ours, theirs] = [self, other].map(|seconds| seconds.by_phase().map(|(_, seconds)| seconds));
         let mut longer = ours.into_iter().zip(theirs).map(|(a, b)| a.max(b));
-        Self::of_phases([(); 8].map(|()| longer.next().unwrap_or_default()))
-    }
-
-    /// Seconds in the order of [`Self::by_phase`].
-    fn of_phases(
-        [rollout, reward, score, backward, optimizer, values, critic_backward, critic_optimizer]: [f64; 8],
-    ) -> Self {
-        Self { rollout, reward, score, backward, optimizer, values, critic_backward, critic_optimizer }
+        let longer = [(); 8].map(|()| longer.next().unwrap_or_default());
+        let [rollout, reward, score, backward, optimizer, values, critic_backward, critic_optimizer] = longer;
+        Self { rollout, score, backward, optimizer, reward, values, critic_backward, critic_optimizer }
     }
 
     /// The whole step.

@@ -1,6 +1,6 @@
 //! State that data-parallel ranks shard (`ZeRO`, arXiv:1910.02054; FSDP).
 
-use crate::estimate::{MemoryUsage, ModelState, Moment, Visit};
+use crate::estimate::{Context, F32, MemoryUsage, ModelState, Moment, PeakUsage, Visit};
 use crate::technique::prelude::*;
 use crate::{ActivationPolicy, Segment, Zero};
 use firebrick_spec::Category;
@@ -79,6 +79,32 @@ impl ModelState<'_> {
         }
         let visits = (0..=self.plan.segments.len() + 1).map(|visit| self.visited(visit, false));
         self.parallel.gathering(visits.max().unwrap_or(0), self.plan.home_of_layers())
+    }
+}
+
+impl Context<'_> {
+    /// Devices that shard state gather what they updated, unit by unit in their order. `held` gives their usage with
+    /// some bytes of gradients, which are freed on the way.
+    pub(crate) fn gathered_updates(&self, held: impl Fn(u64) -> MemoryUsage, peak: &mut PeakUsage) {
+        if !self.parallel.shares() {
+            return;
+        }
+        let plan = self.model();
+        let (mut left, mut largest) = (self.sizes.trained(), 0);
+        for (place, unit) in self.state(plan).trained_units().enumerate() {
+            left -= unit;
+            // a device that has its shards alone keeps them; tied ends are whole everywhere
+            let gathers = plan.zero < Zero::Stage3 || place == 0 && self.sizes.is_tied();
+            // later units that are no larger need less
+            if !gathers || unit <= largest {
+                continue;
+            }
+            largest = unit;
+            let home = plan.home_of_layers();
+            let gathered = self.parallel.gathering(self.sizes.width * unit, home);
+            let held = held(self.parallel.optimizer(F32 * left));
+            peak.record("gathering what devices updated", held + gathered);
+        }
     }
 }
 
