@@ -309,10 +309,12 @@ impl<'a> Context<'a> {
         MemoryUsage::default().on_host(Category::Buffers, (TOKEN_BYTES + routes) * tokens)
     }
 
-    /// Adds what the backend's pool adds and closes a phase.
-    fn close(&self, name: EstimatePhase, peak: &PeakUsage) -> PhaseEstimate {
-        let pool = self.profile.pool;
-        let used = peak.device.total();
+    /// The bytes of a phase whose moments `see` records, with what the backend's pool adds.
+    pub fn phase(&self, name: EstimatePhase, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
+        let mut peak = PeakUsage::new(self.profile.is_unified());
+        see(&mut peak);
+        peak.add_throughout(MemoryUsage::default().on_host(Category::Buffers, self.workload.rows_bytes));
+        let (pool, used) = (self.profile.pool, peak.device.total());
         let overhead = pool.fixed_bytes + (pool.share * used as f64) as u64;
         let mut categories = peak.device.named();
         *categories.entry(Category::Overhead).or_default() += overhead;
@@ -324,13 +326,5 @@ impl<'a> Context<'a> {
             categories,
             stage: self.counted.stage.map(|stage| stage.stage()),
         }
-    }
-
-    pub fn phase(&self, name: EstimatePhase, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
-        let mut peak = PeakUsage::new(self.profile.is_unified());
-        see(&mut peak);
-        let rows = self.workload.rows_bytes;
-        peak.add_throughout(MemoryUsage::default().on_host(Category::Buffers, rows));
-        self.close(name, &peak)
     }
 }

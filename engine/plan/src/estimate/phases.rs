@@ -84,25 +84,20 @@ impl Context<'_> {
 
     /// The critic's phases: its values, its backward pass, its update.
     pub fn critic_phases(&self) -> Vec<PhaseEstimate> {
-        let Some(critic) = self.critic() else {
-            return Vec::new();
+        let phases = |critic: Self| {
+            let backward = critic.backward().named(EstimatePhase::CriticBackward);
+            vec![critic.values(), backward, critic.optimizer().named(EstimatePhase::CriticOptimizer)]
         };
-        vec![
-            critic.values(),
-            critic.backward().named(EstimatePhase::CriticBackward),
-            critic.optimizer().named(EstimatePhase::CriticOptimizer),
-        ]
+        self.critic().map(phases).unwrap_or_default()
     }
 
     /// The phases of the warm-up: its backward pass, its update.
     pub fn warm_up_phases(&self) -> Vec<PhaseEstimate> {
-        let Some(warm) = self.warming_up() else {
-            return Vec::new();
+        let phases = |warm: Self| {
+            let backward = warm.backward().named(EstimatePhase::WarmupBackward);
+            vec![backward, warm.optimizer().named(EstimatePhase::WarmupOptimizer)]
         };
-        vec![
-            warm.backward().named(EstimatePhase::WarmupBackward),
-            warm.optimizer().named(EstimatePhase::WarmupOptimizer),
-        ]
+        self.warming_up().map(phases).unwrap_or_default()
     }
 
     /// Forward passes of the critic, for values.

@@ -56,23 +56,28 @@ pub(super) fn below(request: &Request, limits: &PhaseLimits, bound: f64) -> Resu
 
 /// The least device bytes that any candidate needs within the host's budget, and that candidate.
 pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
+    smallest_of(request, placements(request))
+}
+
+/// [`smallest`] among candidates of these placements.
+pub(super) fn smallest_of(
+    request: &Request,
+    placements: impl IntoIterator<Item = MemoryConfig>,
+) -> Result<Option<(u64, Candidate)>> {
     let (host, stages) = (request.limits().host, request.stages());
     let mut best: Option<(u64, Candidate)> = None;
-    for memory in placements(request) {
-        for candidate in frugal(request, &memory) {
-            let plan = candidate.plan(&request.workload)?;
-            let estimate = request.estimate_of(&stages, &plan);
-            let better = best.as_ref().is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
-            if better && estimate.host_peak_bytes <= host {
-                best = Some((estimate.peak_bytes, candidate));
-            }
+    for candidate in placements.into_iter().flat_map(|memory| frugal(request, &memory)) {
+        let estimate = request.estimate_of(&stages, &candidate.plan(&request.workload)?);
+        let better = best.as_ref().is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
+        if better && estimate.host_peak_bytes <= host {
+            best = Some((estimate.peak_bytes, candidate));
         }
     }
     Ok(best)
 }
 
 /// The most frugal candidates of a placement: one of them needs the least bytes.
-pub(super) fn frugal(request: &Request, memory: &MemoryConfig) -> Vec<Candidate> {
+fn frugal(request: &Request, memory: &MemoryConfig) -> Vec<Candidate> {
     let w = &request.workload;
     let base = &request.memory;
     let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);

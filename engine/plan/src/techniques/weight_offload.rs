@@ -33,6 +33,17 @@ impl ModelState<'_> {
     }
 }
 
+impl Context<'_> {
+    /// Bytes of weights that a device streams in one pass over a model, given those of its body.
+    pub(crate) fn streamed(&self, plan: &ModelPlan, body: u64) -> f64 {
+        let ends = match plan.ends {
+            Home::Host => self.sizes.end_bytes(),
+            Home::Device => 0,
+        };
+        self.parallel.weights(body + ends) as f64
+    }
+}
+
 /// Seconds to copy a model that waits on the host to the device and back, for a phase.
 pub(crate) fn visit_seconds(ctx: &Context<'_>, plan: &ModelPlan, sizes: &Sizes) -> f64 {
     match plan.idle {
@@ -127,13 +138,8 @@ impl Technique for WeightOffload {
     }
 
     fn pass_seconds(&self, pass: &TrainingPass<'_>) -> Transfers {
-        let ctx = pass.ctx;
-        let ends = match ctx.model().ends {
-            Home::Host => ctx.sizes.end_bytes(),
-            Home::Device => 0,
-        };
-        let fetched = 2.0 * ctx.parallel.weights(pass.totals.streamed + ends) as f64;
-        Transfers { beside: ctx.copy(fetched) / pass.per_fetch, ..Transfers::default() }
+        let fetched = 2.0 * pass.ctx.streamed(pass.ctx.model(), pass.totals.streamed);
+        Transfers { beside: pass.ctx.copy(fetched) / pass.per_fetch, ..Transfers::default() }
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -77,15 +77,6 @@ fn pipeline_factor(ctx: &Context<'_>, work: Work) -> f64 {
     ctx.pipeline_turns(work.micros) / work.micros
 }
 
-/// Weights that a device streams in one pass over the model, in bytes.
-fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
-    let ends = match plan.ends {
-        Home::Host => ctx.sizes.end_bytes(),
-        Home::Device => 0,
-    };
-    ctx.parallel.weights(plan.streamed(&ctx.sizes) + ends) as f64
-}
-
 pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let w = ctx.workload;
     if w.examples.is_some() {
@@ -95,8 +86,11 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let greedy = if w.greedy { sampling(&ctx.sampling_as_trained(), 1) } else { 0.0 };
     let policy = ctx.plan.policy();
     // streamed and idle weights come to the device for sampling, once
-    let fetched =
-        if policy.idle == Home::Host { ctx.parallel.weights(ctx.sizes.bytes()) as f64 } else { streamed(ctx, policy) };
+    let fetched = if policy.idle == Home::Host {
+        ctx.parallel.weights(ctx.sizes.bytes()) as f64
+    } else {
+        ctx.streamed(policy, policy.streamed(&ctx.sizes))
+    };
     // and what is on other stages from there
     let elsewhere = ctx.counted.whole_policy.bytes() - ctx.counted.policy.bytes();
     let fetched = fetched + ctx.parallel.replicated().weights(elsewhere) as f64;
@@ -164,7 +158,7 @@ pub(crate) fn score_passes(w: &Workload) -> u64 {
 
 /// A forward of all rollouts in micro-batches of a plan, messages apart.
 pub(crate) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
-    let streams = streamed(ctx, plan);
+    let streams = ctx.streamed(plan, plan.streamed(&ctx.sizes));
     if let Some(rates) = ctx.rates() {
         let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
         let work = Work::new(ctx, plan, plan.layout, sequences, plan.score_tokens);
