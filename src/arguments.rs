@@ -284,7 +284,7 @@ pub struct PlanDetails {
     /// Print peak and time of other group sizes with the same rollouts per step
     #[arg(long, conflicts_with = "json")]
     pub batches: bool,
-    /// Print rules of thumb for this model, and the memory that public models need
+    /// Print the memory that public models need under each preset
     #[arg(long, conflicts_with = "json")]
     pub models: bool,
 }

@@ -78,7 +78,7 @@ impl Spread {
             critic_sequence: critic.filter(|&n| n != sequence),
             tensor,
             pipeline,
-            ..Parallel::ALONE
+            ..Parallel::default()
         };
         let degrees = SpreadDegrees::Given(parallel);
         Self { degrees, machines: (1, parallel.devices()), links: Links::default() }

@@ -116,7 +116,7 @@ impl ParallelArgs {
             sequence,
             critic_sequence: critic_sequence(config).filter(|&n| n != sequence),
             rollout_tensor: Some(rollout_tensor).filter(|&n| n != tensor && (n > 1 || self.has_rollout_degree())),
-            ..Parallel::ALONE
+            ..Parallel::default()
         }
     }
 }

@@ -84,7 +84,7 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
         let last = parts.pop().unwrap_or_default();
         parts.push(
             last + "More: --phases (bytes by category), --techniques (what each saves and costs), --batches (other group sizes), --models \
-             (rules of thumb, public models)\n",
+             (public models)\n",
         );
     }
     parts.extend(args.output.as_ref().map(|path| {

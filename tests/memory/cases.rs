@@ -17,7 +17,7 @@ pub fn cases() -> Vec<(Case, Plans)> {
     let mut all = vec![
         (large, techniques()),
         (long, long_plans()),
-        (adapted, few_plans()),
+        (adapted, few_plans(1024)),
         (group, group_plans()),
         (critic, critic_plans()),
         (
@@ -44,7 +44,7 @@ pub fn cases() -> Vec<(Case, Plans)> {
     let half = Case::new("llama, 26 M, bf16", &llama(), [256, 256, 2]);
     all.push((half.in_precision(Precision::Bf16), half_plans()));
     let half = Case::new("qwen3, f16", &small("qwen3"), [128, 64, 16]);
-    all.push((half.in_precision(Precision::F16).sampled(4), few_plans()));
+    all.push((half.in_precision(Precision::F16).sampled(4), few_plans(GROUPS)));
     for family in [
         "llama",
         "qwen2",
@@ -59,7 +59,7 @@ pub fn cases() -> Vec<(Case, Plans)> {
         "gpt_oss",
     ] {
         let case = Case::new(family, &small(family), [128, 64, 16]).sampled(4);
-        all.push((case, few_plans()));
+        all.push((case, few_plans(GROUPS)));
     }
     for (name, family, dropout) in [
         ("qwen3_moe, adapters of experts", "qwen3_moe", 0.0),
@@ -75,7 +75,7 @@ pub fn cases() -> Vec<(Case, Plans)> {
             [128, 64, 16]
         };
         let case = Case::new(name, &small(family), lengths).adapted_experts(dropout);
-        all.push((case.sampled(4), few_plans()));
+        all.push((case.sampled(4), few_plans(GROUPS)));
     }
     for (name, family, base) in [
         ("qwen3_moe, adapters beside nf4", "qwen3_moe", BaseFormat::Nf4),
@@ -194,11 +194,15 @@ fn base_plans() -> Plans {
     ]
 }
 
-fn few_plans() -> Plans {
+/// Rows of two groups of four completions, 64 tokens behind 128; a micro-batch of 192 tokens four times fills them, too.
+const GROUPS: usize = 2 * (127 + 4 * 65);
+
+/// Plans with micro-batches of so many rows among them, which whole groups fill.
+fn few_plans(rows: usize) -> Plans {
     vec![
         ("plain", json!({"attention_rows": 0, "head_rows": 64})),
         ("checkpoint_every 1", over(json!({"attention_rows": 0}))),
-        ("checkpoint_every 1, chunks", over(json!({"attention_rows": 64, "train_tokens": 1024}))),
+        ("checkpoint_every 1, chunks", over(json!({"attention_rows": 64, "train_tokens": rows}))),
         ("plain, padded", json!({"attention_rows": 0, "head_rows": 64, "packing": "padded"})),
     ]
 }

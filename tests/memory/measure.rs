@@ -315,7 +315,7 @@ fn step<'l>(learner: &mut Learner, sequences: &[Sequence], loss: impl Into<HeadL
 }
 
 fn backward<'l>(learner: &mut Learner, sequences: &[Sequence], loss: impl Into<HeadLoss<'l>>) -> Gradients {
-    let Learner { model, runtime, .. } = learner;
+    let Learner { model, runtime, dropout, .. } = learner;
     let role = model.role();
     let ResidentModel { decoder, plan, .. } = model;
     let world = runtime.world();
@@ -327,6 +327,7 @@ fn backward<'l>(learner: &mut Learner, sequences: &[Sequence], loss: impl Into<H
     let micros: Vec<_> = own.map(|micro| all[micro].clone()).collect();
     Executor::new(plan, runtime, 1.0)
         .for_role(role)
+        .with_dropout(*dropout)
         .backward(decoder, &micros, loss, &mut gradients, None)
         .expect("a backward pass");
     if world.stages() > 1 {

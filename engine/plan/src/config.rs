@@ -149,6 +149,21 @@ pub struct MemoryConfig {
     pub critic: CriticMemory,
 }
 
+impl MemoryConfig {
+    /// Gives keys, by their paths in a configuration, the values of another section.
+    pub(crate) fn reset(&mut self, keys: &[&str], from: &Self) {
+        let value = |memory: &Self| serde_json::to_value(memory).expect("settings are JSON");
+        let (mut settings, from) = (value(self), value(from));
+        for key in keys.iter().filter_map(|key| key.strip_prefix("memory")) {
+            let path = key.replace('.', "/");
+            if let (Some(to), Some(from)) = (settings.pointer_mut(&path), from.pointer(&path)) {
+                *to = from.clone();
+            }
+        }
+        *self = serde_json::from_value(settings).expect("values of this section");
+    }
+}
+
 impl From<Preset> for MemoryConfig {
     /// The preset's settings, and the defaults of the others.
     fn from(preset: Preset) -> Self {

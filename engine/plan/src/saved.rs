@@ -172,7 +172,7 @@ impl Plan {
                 run.check(&parallel, &name)?;
             }
             // one of a device alone is also that of ranks that share nothing
-            None if run.pipeline > 1 => run.check(&Parallel::ALONE, &name)?,
+            None if run.pipeline > 1 => run.check(&Parallel::default(), &name)?,
             None => {}
         }
         let Some(plan) = file.get("plan") else {

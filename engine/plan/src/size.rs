@@ -1,7 +1,6 @@
 //! Byte sizes as people write them: `8GiB`, `500MB`, plain bytes.
 
-use serde::de::{self, Deserializer};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -18,7 +17,8 @@ const UNITS: [(&str, u64); 9] = [
 ];
 
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(try_from = "Written")]
 pub struct Bytes(pub u64);
 
 impl FromStr for Bytes {
@@ -59,43 +59,25 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl Serialize for Bytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(self.0)
-    }
+/// A size as files write it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a size such as 8GiB or plain bytes")]
+enum Written {
+    Number(u64),
+    Real(f64),
+    Text(String),
 }
 
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Bytes;
+impl TryFrom<Written> for Bytes {
+    type Error = String;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as 8GiB or plain bytes")
-            }
-
-            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Bytes, E> {
-                Ok(Bytes(bytes))
-            }
-
-            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Bytes, E> {
-                u64::try_from(bytes).map(Bytes).map_err(|_| E::custom("a size is not negative"))
-            }
-
-            fn visit_f64<E: de::Error>(self, bytes: f64) -> Result<Bytes, E> {
-                if bytes.is_finite() && bytes >= 0.0 {
-                    Ok(Bytes(bytes as u64))
-                } else {
-                    Err(E::custom("a size is a finite number, not negative"))
-                }
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
-                text.parse().map_err(E::custom)
-            }
+    fn try_from(written: Written) -> Result<Self, String> {
+        match written {
+            Written::Number(bytes) => Ok(Self(bytes)),
+            Written::Real(bytes) if bytes.is_finite() && bytes >= 0.0 => Ok(Self(bytes as u64)),
+            Written::Real(_) => Err("a size is a finite number, not negative".into()),
+            Written::Text(text) => text.parse(),
         }
-        deserializer.deserialize_any(Visitor)
     }
 }
 
@@ -130,11 +112,13 @@ size_schema!(Bytes, "number", SIZE, ["8GiB"]);
 size_schema!(Budget, "integer", format!(r"{SIZE}|^\s*[aA][uU][tT][oO]\s*$"), ["8GiB", "auto"]);
 
 /// A budget of device bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "Written", rename_all = "snake_case")]
 pub enum Budget {
     /// Available memory on the CPU, the capacity of a GPU.
     Auto,
     /// A number of bytes.
+    #[serde(untagged)]
     Bytes(Bytes),
 }
 
@@ -149,26 +133,13 @@ impl FromStr for Budget {
     }
 }
 
-impl Serialize for Budget {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Auto => serializer.serialize_str("auto"),
-            Self::Bytes(bytes) => bytes.serialize(serializer),
-        }
-    }
-}
+impl TryFrom<Written> for Budget {
+    type Error = String;
 
-impl<'de> Deserialize<'de> for Budget {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Raw {
-            Number(u64),
-            Text(String),
-        }
-        match Raw::deserialize(deserializer)? {
-            Raw::Number(bytes) => Ok(Self::Bytes(Bytes(bytes))),
-            Raw::Text(text) => text.parse().map_err(de::Error::custom),
+    fn try_from(written: Written) -> Result<Self, String> {
+        match written {
+            Written::Text(text) => text.parse(),
+            number => number.try_into().map(Self::Bytes),
         }
     }
 }

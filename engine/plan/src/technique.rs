@@ -1,5 +1,6 @@
 //! The definition of a memory technique.
 
+use crate::estimate::{MemoryUsage, Moment, TrainingPass, Transfers, Update};
 use crate::request::{Candidate, Request};
 use crate::{Error, MemoryConfig, ModelPlan, Result};
 use firebrick_arch::Arch;
@@ -44,8 +45,15 @@ pub trait Technique: Sync {
         Ok(())
     }
 
-    /// Turns it off, if the planner chooses it independently of the settings.
-    fn turn_off(&self, _memory: &mut MemoryConfig) {}
+    /// True if the planner chooses it independently of the settings.
+    fn is_chosen(&self) -> bool {
+        false
+    }
+
+    /// Gives its keys their defaults.
+    fn turn_off(&self, memory: &mut MemoryConfig) {
+        memory.reset(self.keys(), &MemoryConfig::default());
+    }
 
     /// Settings that the planner tries in place of `memory`, which may be one of them: of locations and of updates.
     fn placements(&self, memory: &MemoryConfig, _request: &Request) -> Vec<MemoryConfig> {
@@ -55,6 +63,19 @@ pub trait Technique: Sync {
     /// Settings that the planner tries in place of `memory`, whose placements are chosen: of what segments keep.
     fn kept(&self, memory: &MemoryConfig, _request: &Request) -> Vec<MemoryConfig> {
         vec![memory.clone()]
+    }
+
+    /// Adds bytes that are there because of it, at a moment of a pass over a model's segments.
+    fn hold(&self, _at: &Moment<'_>, _held: &mut MemoryUsage) {}
+
+    /// Seconds that it adds to each micro-batch of a training step.
+    fn pass_seconds(&self, _pass: &TrainingPass<'_>) -> Transfers {
+        Transfers::default()
+    }
+
+    /// Seconds that it adds to an update.
+    fn update_seconds(&self, _update: &Update<'_>) -> f64 {
+        0.0
     }
 
     /// Its effect, for the report of a plan that uses it.
@@ -67,9 +88,9 @@ pub trait Technique: Sync {
         self.keys()[..1].to_vec()
     }
 
-    /// Removes it from settings that use it: the plan that the report compares with.
-    fn undo(&self, used: &mut Candidate, _request: &Request) {
-        self.turn_off(&mut used.memory);
+    /// Removes it from settings that use it, or what the planner changed of it: the plan that the report compares with.
+    fn undo(&self, used: &mut Candidate, request: &Request) {
+        if self.is_chosen() { self.turn_off(&mut used.memory) } else { used.memory.reset(self.keys(), &request.memory) }
     }
 
     /// Settings that show it by itself, over gradient checkpointing: `firebrick plan --techniques` compares them.

@@ -1,5 +1,4 @@
-//! Optional output of `firebrick plan`: every category by phase, each technique, other batches, rules of thumb and
-//! public models.
+//! Optional output of `firebrick plan`: every category by phase, each technique, other batches, public models.
 
 use super::units::{bytes, duration, seconds};
 use crate::table::Table;
@@ -9,7 +8,6 @@ use firebrick::backends::profile;
 use firebrick::engine::plan::PlanReport;
 use firebrick::engine::plan::estimate::rules;
 use firebrick::engine::plan::planner::Request;
-use firebrick::spec::DeviceProfile;
 
 /// Categories down, phases across, the peak marked.
 pub fn phases(report: &PlanReport) -> String {
@@ -90,60 +88,24 @@ pub fn groups(report: &PlanReport) -> String {
     Table::new(1, &header).rows(rows).render()
 }
 
-/// Rules of thumb, and estimates of public models.
+/// Public models under the presets, in f32 and in bf16.
 pub fn models(request: &Request) -> anyhow::Result<String> {
     // offloading to the host helps only if its memory is separate
     let gpu = if request.profile.is_unified() { profile::assumed(Backend::Cuda) } else { request.profile.clone() };
-    let rule = rules_of_run(request, &gpu)?;
-    let models = public_models(&gpu)?;
-    let smallest: Vec<String> = rules::SMALLEST_DEVICE.iter().map(|(size, gib)| format!("{size} {gib} GiB")).collect();
-    Ok(format!(
-        "{}the rules multiply the bytes of the weights; next to them, this step under the preset's memory settings, in \
-         the run's precision{}\nsmallest device by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple \
-         of the weights' bytes in that precision, smallest device sold that holds them, time relative to `fast`; 32 \
-         rollouts of 512 + 512 tokens, no reference\n",
-        rule.render(),
-        device_note(request),
-        smallest.join(", "),
-        models.render()
-    ))
-}
-
-/// A note if the rules are computed for another device than the run's.
-fn device_note(request: &Request) -> &'static str {
-    if request.profile.is_unified() { ", on a GPU with a host link" } else { "" }
-}
-
-/// The rules of thumb for the run's model in its precision, and its estimates.
-fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table> {
-    let workload = &request.workload;
-    let title = format!(
-        "RULES OF THUMB: times the weights, {} in {}",
-        bytes(rules::weight_bytes(workload)),
-        workload.arch.precision
-    );
-    let header = [title.as_str(), "RULE", "BYTES", "PRESET", "BYTES", "TIMES"];
-    let mut table = Table::new(1, &header);
-    let weights = rules::weight_bytes(workload) as f64;
-    let needs = rules::under_presets(workload, request.max_num_seqs, gpu, &request.parallel)?;
-    for (rule, need) in rules::MULTIPLIERS.iter().zip(needs) {
-        let [low, high] = rule.rule;
-        let [least, most] = rule.rule.map(|multiple| bytes((weights * multiple) as u64));
-        table.row(vec![
-            rule.with.into(),
-            format!("{low} to {high}"),
-            format!("{least} to {most}"),
-            need.preset.name().into(),
-            bytes(need.device_bytes),
-            format!("{:.1}", need.multiplier),
-        ]);
-    }
-    Ok(table)
-}
-
-/// Public models under the presets, in f32 and in bf16.
-fn public_models(gpu: &DeviceProfile) -> anyhow::Result<Table> {
-    let presets = rules::MULTIPLIERS.iter().map(|m| m.preset.name());
+    let presets = rules::PRESETS.iter().map(|preset| preset.name());
     let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"].into_iter().chain(presets).collect();
-    Ok(Table::new(1, &header).rows(rules::table(gpu)?.iter().map(rules::PublicModel::cells)))
+    let rows = rules::table(&gpu)?.into_iter().map(|model| {
+        let parameters = format!("{:.2} billion", model.parameters as f64 / 1e9);
+        let needs = model
+            .presets
+            .iter()
+            .map(|need| format!("{} x{:.1} t{:.1}", bytes(need.device_bytes), need.multiplier, need.relative_time));
+        [model.name.to_owned(), parameters, model.precision.to_string()].into_iter().chain(needs).collect()
+    });
+    let table = Table::new(1, &header).rows(rows);
+    Ok(format!(
+        "{}on one device: bytes, multiple of the weights' bytes in that precision, time relative to `fast`; 32 rollouts \
+         of 512 + 512 tokens, no reference\n",
+        table.render()
+    ))
 }

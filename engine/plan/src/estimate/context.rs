@@ -139,18 +139,6 @@ impl<'a> Context<'a> {
         Shape { scored: shape.scored.div_ceil(self.parallel.sequence), ..shape }
     }
 
-    /// Extra bytes kept by sequence-parallel attention for `tokens` tokens: queries, keys and values of some heads over
-    /// all tokens, and what is mixed of them; and what lies in a message of the former, on both sides.
-    pub fn shared_attention(&self, tokens: u64) -> [u64; 2] {
-        if self.parallel.sequence == 1 {
-            return [0; 2];
-        }
-        let copies = self.parallel.key_copies(self.arch.num_kv_heads as u64);
-        let [q, k] = self.widths.query_key_widths();
-        let there = q + 2 * copies * k;
-        [there + q, 2 * there].map(|numbers| self.parallel.inside(self.sizes.width * tokens * numbers))
-    }
-
     /// The context of the policy while it samples.
     pub fn sampling(&self) -> Self {
         let w = self.workload;
@@ -216,12 +204,6 @@ impl<'a> Context<'a> {
     /// True if the head is on these devices.
     pub fn has_head(&self) -> bool {
         self.stage.is_none_or(|stage| stage.is_last())
-    }
-
-    /// Micro-batches that may have gone forward and not backward, if there are as many.
-    pub fn in_flight(&self) -> u64 {
-        let behind = self.stage.map_or(1, |stage| stage.stages() - stage.stage());
-        behind as u64
     }
 
     fn shape(&self, plan: &ModelPlan, layout: Layout, budget: usize, rollouts: u64) -> Shape {
@@ -331,10 +313,12 @@ impl<'a> Context<'a> {
         MemoryUsage::default().on_host(Category::Buffers, (TOKEN_BYTES + routes) * tokens)
     }
 
-    /// Adds what the backend's pool adds and closes a phase.
-    fn close(&self, name: EstimatePhase, peak: &PeakUsage) -> PhaseEstimate {
-        let pool = self.profile.pool;
-        let used = peak.device.total();
+    /// The bytes of a phase whose moments `see` records, with what the backend's pool adds.
+    pub fn phase(&self, name: EstimatePhase, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
+        let mut peak = PeakUsage::new(self.profile.is_unified());
+        see(&mut peak);
+        peak.add_throughout(MemoryUsage::default().on_host(Category::Buffers, self.workload.rows_bytes));
+        let (pool, used) = (self.profile.pool, peak.device.total());
         let overhead = pool.fixed_bytes + (pool.share * used as f64) as u64;
         let mut categories = peak.device.named();
         *categories.entry(Category::Overhead).or_default() += overhead;
@@ -346,13 +330,5 @@ impl<'a> Context<'a> {
             categories,
             stage: self.counted.stage.map(|stage| stage.stage()),
         }
-    }
-
-    pub fn phase(&self, name: EstimatePhase, see: impl FnOnce(&mut PeakUsage)) -> PhaseEstimate {
-        let mut peak = PeakUsage::new(self.profile.is_unified());
-        see(&mut peak);
-        let rows = self.workload.rows_bytes;
-        peak.add_throughout(MemoryUsage::default().on_host(Category::Buffers, rows));
-        self.close(name, &peak)
     }
 }

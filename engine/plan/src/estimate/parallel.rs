@@ -33,21 +33,26 @@ use crate::estimate::Workload;
 use firebrick_arch::{PipelineStage, TensorShare};
 use firebrick_spec::{Backend, Cluster, LinkKind};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::fmt;
 
-/// Devices along each kind of parallelism.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+/// Devices along each kind of parallelism; one device by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parallel {
     /// Replicas that each take a share of the sequences.
+    #[default(1)]
     pub data: u64,
     /// State that the replicas shard.
     pub zero: Zero,
     /// Devices that each hold a share of every matrix.
+    #[default(1)]
     pub tensor: u64,
     /// Stages that the layers are divided into, each on devices of its own.
+    #[default(1)]
     pub pipeline: u64,
     /// Devices that each take a share of every sequence (Ulysses).
+    #[default(1)]
     pub sequence: u64,
     /// Devices that each take a share of every sequence of the critic's, where that is another number than `sequence`
     /// (verl's `critic.ulysses_sequence_parallel_size`).
@@ -66,26 +71,7 @@ pub struct Parallel {
     pub cluster: Option<Cluster>,
 }
 
-impl Default for Parallel {
-    fn default() -> Self {
-        Self::ALONE
-    }
-}
-
 impl Parallel {
-    /// One device.
-    pub const ALONE: Self = Self {
-        data: 1,
-        zero: Zero::Off,
-        tensor: 1,
-        pipeline: 1,
-        sequence: 1,
-        critic_sequence: None,
-        rollout_tensor: None,
-        nccl: false,
-        cluster: None,
-    };
-
     /// Places the devices in machines. If they are NVIDIA GPUs and links are theirs, NCCL uses them.
     #[must_use]
     pub fn on(self, cluster: Cluster, backend: Backend) -> Self {

@@ -3,10 +3,10 @@
 use crate::estimate::bytes::{sample, train};
 use crate::estimate::seconds;
 use crate::estimate::{
-    Activity, Context, Estimate, EstimatePhase, F32, MemoryUsage, Parallel, PeakUsage, PhaseEstimate, PhaseTraffic,
-    Stages, Workload,
+    Activity, Context, Estimate, EstimatePhase, F32, MemoryUsage, Parallel, PhaseEstimate, PhaseTraffic, Stages,
+    Workload,
 };
-use crate::{Plan, Role, Zero};
+use crate::{Plan, Role};
 use firebrick_spec::{Category, DeviceProfile};
 
 impl Context<'_> {
@@ -84,25 +84,20 @@ impl Context<'_> {
 
     /// The critic's phases: its values, its backward pass, its update.
     pub fn critic_phases(&self) -> Vec<PhaseEstimate> {
-        let Some(critic) = self.critic() else {
-            return Vec::new();
+        let phases = |critic: Self| {
+            let backward = critic.backward().named(EstimatePhase::CriticBackward);
+            vec![critic.values(), backward, critic.optimizer().named(EstimatePhase::CriticOptimizer)]
         };
-        vec![
-            critic.values(),
-            critic.backward().named(EstimatePhase::CriticBackward),
-            critic.optimizer().named(EstimatePhase::CriticOptimizer),
-        ]
+        self.critic().map(phases).unwrap_or_default()
     }
 
     /// The phases of the warm-up: its backward pass, its update.
     pub fn warm_up_phases(&self) -> Vec<PhaseEstimate> {
-        let Some(warm) = self.warming_up() else {
-            return Vec::new();
+        let phases = |warm: Self| {
+            let backward = warm.backward().named(EstimatePhase::WarmupBackward);
+            vec![backward, warm.optimizer().named(EstimatePhase::WarmupOptimizer)]
         };
-        vec![
-            warm.backward().named(EstimatePhase::WarmupBackward),
-            warm.optimizer().named(EstimatePhase::WarmupOptimizer),
-        ]
+        self.warming_up().map(phases).unwrap_or_default()
     }
 
     /// Forward passes of the critic, for values.
@@ -151,30 +146,6 @@ impl Context<'_> {
         // an update in the backward pass leaves gradients behind by the number of micro-batches
         let optimizer = (!self.model().optimizer.in_backward).then(|| self.optimizer());
         std::iter::once(backward).chain(optimizer).collect()
-    }
-
-    /// Devices that shard state gather what they updated, unit by unit in their order. `held` gives their usage with
-    /// some bytes of gradients, which are freed on the way.
-    fn gathered_updates(&self, held: impl Fn(u64) -> MemoryUsage, peak: &mut PeakUsage) {
-        if !self.parallel.shares() {
-            return;
-        }
-        let plan = self.model();
-        let (mut left, mut largest) = (self.sizes.trained(), 0);
-        for (place, unit) in self.state(plan).trained_units().enumerate() {
-            left -= unit;
-            // a device that has its shards alone keeps them; tied ends are whole everywhere
-            let gathers = plan.zero < Zero::Stage3 || place == 0 && self.sizes.is_tied();
-            // later units that are no larger need less
-            if !gathers || unit <= largest {
-                continue;
-            }
-            largest = unit;
-            let home = plan.home_of_layers();
-            let gathered = self.parallel.gathering(self.sizes.width * unit, home);
-            let held = held(self.parallel.optimizer(F32 * left));
-            peak.record("gathering what devices updated", held + gathered);
-        }
     }
 
     /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow, beside the

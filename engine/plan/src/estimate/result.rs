@@ -102,21 +102,15 @@ impl Seconds {
 
     /// The longer of two in every phase.
     pub(super) fn max(&self, other: &Self) -> Self {
-        Self {
-            rollout: self.rollout.max(other.rollout),
-            score: self.score.max(other.score),
-            backward: self.backward.max(other.backward),
-            optimizer: self.optimizer.max(other.optimizer),
-            reward: self.reward.max(other.reward),
-            values: self.values.max(other.values),
-            critic_backward: self.critic_backward.max(other.critic_backward),
-            critic_optimizer: self.critic_optimizer.max(other.critic_optimizer),
-        }
+        let [ours, theirs] = [self, other].map(|seconds| seconds.by_phase().map(|(_, seconds)| seconds));
+        let mut longer = ours.into_iter().zip(theirs).map(|(a, b)| a.max(b));
+        let longer = [(); 8].map(|()| longer.next().unwrap_or_default());
+        let [rollout, reward, score, backward, optimizer, values, critic_backward, critic_optimizer] = longer;
+        Self { rollout, score, backward, optimizer, reward, values, critic_backward, critic_optimizer }
     }
 
     /// The whole step.
     pub fn total(&self) -> f64 {
-        let policy = self.rollout + self.reward + self.score + self.backward + self.optimizer;
-        policy + self.values + self.critic_backward + self.critic_optimizer
+        self.by_phase().iter().map(|(_, seconds)| seconds).sum()
     }
 }

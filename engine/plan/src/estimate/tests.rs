@@ -1,4 +1,4 @@
-//! The statements of docs/guides/memory.md about settings, formulas and rules of thumb, as far as arithmetic can tell.
+//! The statements of docs/guides/memory.md about settings and formulas, as far as arithmetic can tell.
 //! That the arithmetic is right is the business of `tests/memory`, which counts bytes.
 
 mod critic;
@@ -6,7 +6,7 @@ mod decoding;
 mod head;
 mod time;
 
-use super::{Estimate, EstimatePhase, Sizes, Workload, estimate, rules};
+use super::{Estimate, EstimatePhase, Sizes, Workload, estimate};
 use crate::test_support::device;
 use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};
 use firebrick_arch::{Arch, KvCacheDtype};
@@ -318,23 +318,4 @@ fn long_sequences_take_memory_in_proportion_to_their_length() {
     let scores = |length, rows| held(&of(length, rows, &profile), EstimatePhase::Backward, Category::Attention);
     assert_eq!(scores(8192, 512), 2 * scores(4096, 512));
     assert_eq!(scores(8192, 0), 4 * scores(4096, 0));
-}
-
-#[test]
-fn rules_of_thumb_stand_beside_what_public_models_need() {
-    let stated = rules::MULTIPLIERS.map(|multiplier| multiplier.rule);
-    assert_eq!(format!("{stated:?}"), "[[4.0, 6.0], [2.0, 3.0], [1.2, 1.8], [1.5, 2.0]]");
-    assert_eq!(rules::SMALLEST_DEVICE, [("3B", 16), ("8B", 40), ("32B", 160)]);
-    let table = rules::table(&device(Backend::Cuda)).expect("a table");
-    assert_eq!(table.len(), 16, "eight models in two precisions");
-    for model in table {
-        let [fast, balanced, constrained, huge] = &model.presets[..] else { panic!("{}: four presets", model.name) };
-        // weights, gradients and two moments; everything but the weights may leave, and they sample on the device
-        assert!(fast.multiplier >= 4.0, "{}", model.name);
-        for preset in [balanced, constrained, huge] {
-            let needs = preset.multiplier;
-            assert!(needs >= 1.0 && needs < fast.multiplier, "{}", model.name);
-        }
-        assert!(balanced.relative_time >= 1.0, "{}", model.name);
-    }
 }

@@ -66,11 +66,19 @@ impl Changes<'_> {
         change(&mut changed.workload);
         self.list.push((kind, settings, changed));
     }
-}
 
-/// Shares of a number that are above `least`.
-fn shares<const N: usize>(number: u64, by: [u64; N], least: u64) -> impl Iterator<Item = u64> {
-    by.into_iter().map(move |share| number / share).filter(move |&share| share > least)
+    /// Adds a change for each share of a number that is above `least`.
+    fn shares<const N: usize>(
+        &mut self,
+        kind: &'static str,
+        (number, by, least): (u64, [u64; N], u64),
+        settings: impl Fn(u64) -> String,
+        change: impl Fn(&mut Workload, u64),
+    ) {
+        for share in by.map(|by| number / by).into_iter().filter(|&share| share > least) {
+            self.add(kind, settings(share), |w| change(w, share));
+        }
+    }
 }
 
 /// Single changes by kind, the mildest of each kind first.
@@ -103,51 +111,43 @@ fn changes(request: &Request) -> Vec<Change> {
         });
     }
     no_clipping(&mut changes, w);
-    for layers in shares(w.arch.num_layers as u64, [2, 4, 8], 0) {
-        let arch = w.arch.clone().with_layers(layers as usize);
-        let millions = Sizes::new(&arch, None).total() / 1_000_000;
-        let text = format!("a smaller model: {layers} layers of this width have {millions} million parameters");
-        changes.add("model", text, |w| w.arch = arch);
-    }
+    let smaller = |layers| w.arch.clone().with_layers(layers as usize);
+    let text = |layers| {
+        let millions = Sizes::new(&smaller(layers), None).total() / 1_000_000;
+        format!("a smaller model: {layers} layers of this width have {millions} million parameters")
+    };
+    changes.shares("model", (w.arch.num_layers as u64, [2, 4, 8], 0), text, |w, layers| w.arch = smaller(layers));
     changes.list
 }
 
 /// Shorter or fewer rollouts.
 fn fewer_tokens(changes: &mut Changes<'_>, w: &Workload) {
-    for length in shares(w.response_length, [2, 4, 8], 0) {
-        changes.add("response", format!("rollout.response_length={length}"), |w| w.response_length = length);
-    }
-    for length in shares(w.prompt_length, [2, 4], 0) {
-        changes.add("prompt", format!("rollout.prompt_length={length}"), |w| w.prompt_length = length);
-    }
-    for prompts in shares(w.prompts, [2, 4], 0) {
-        let text = format!("trainer.train_batch_size={prompts} (fewer rollouts a step)");
-        changes.add("prompts", text, |w| (w.prompts, w.mini_batch) = (prompts, w.mini_batch.min(prompts)));
-    }
+    let text = |length| format!("rollout.response_length={length}");
+    changes.shares("response", (w.response_length, [2, 4, 8], 0), text, |w, length| w.response_length = length);
+    let text = |length| format!("rollout.prompt_length={length}");
+    changes.shares("prompt", (w.prompt_length, [2, 4], 0), text, |w, length| w.prompt_length = length);
+    let text = |prompts| format!("trainer.train_batch_size={prompts} (fewer rollouts a step)");
+    let fewer = |w: &mut Workload, prompts| (w.prompts, w.mini_batch) = (prompts, w.mini_batch.min(prompts));
+    changes.shares("prompts", (w.prompts, [2, 4], 0), text, fewer);
 }
 
 /// Shorter or fewer examples of supervised training.
 fn shorter_examples(changes: &mut Changes<'_>, w: &Workload, examples: Examples) {
-    for length in shares(examples.length, [2, 4, 8], 1) {
-        let text = format!("sft.max_length={length}: longer rows are skipped");
-        changes.add("length", text, |w| w.examples = Some(Examples { length, ..examples }));
-    }
-    for batch in shares(w.prompts, [2, 4], 0) {
-        let text = format!("sft.batch_size={batch} (fewer examples a step)");
-        changes.add("batch", text, |w| (w.prompts, w.mini_batch) = (batch, batch));
-    }
+    let text = |length| format!("sft.max_length={length}: longer rows are skipped");
+    let shorter = |w: &mut Workload, length| w.examples = Some(Examples { length, ..examples });
+    changes.shares("length", (examples.length, [2, 4, 8], 1), text, shorter);
+    let text = |batch| format!("sft.batch_size={batch} (fewer examples a step)");
+    changes.shares("batch", (w.prompts, [2, 4], 0), text, |w, batch| (w.prompts, w.mini_batch) = (batch, batch));
 }
 
 /// Fewer examples per step of the warm-up, or shorter ones.
 fn smaller_warm_up(changes: &mut Changes<'_>, warm: WarmUp) {
-    for batch in shares(warm.batch, [2, 4, 8], 0) {
-        let text = format!("warmup.sft.batch_size={batch} (fewer examples a step)");
-        changes.add("warm-up batch", text, |w| w.warm_up = Some(WarmUp { batch, ..warm }));
-    }
-    for length in shares(warm.length, [2, 4, 8], 1) {
-        let text = format!("warmup.sft.max_length={length}: longer rows are skipped");
-        changes.add("warm-up length", text, |w| w.warm_up = Some(WarmUp { length, ..warm }));
-    }
+    let text = |batch| format!("warmup.sft.batch_size={batch} (fewer examples a step)");
+    let fewer = |w: &mut Workload, batch| w.warm_up = Some(WarmUp { batch, ..warm });
+    changes.shares("warm-up batch", (warm.batch, [2, 4, 8], 0), text, fewer);
+    let text = |length| format!("warmup.sft.max_length={length}: longer rows are skipped");
+    let shorter = |w: &mut Workload, length| w.warm_up = Some(WarmUp { length, ..warm });
+    changes.shares("warm-up length", (warm.length, [2, 4, 8], 1), text, shorter);
 }
 
 /// Updates in the backward pass.

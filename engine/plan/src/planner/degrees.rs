@@ -273,18 +273,8 @@ fn first_that_fits(candidates: &[(f64, Request)]) -> Result<Option<&Request>> {
 
 /// About the least bytes that a device needs: with everything on the host that can be there.
 fn frugal(request: &Request) -> Result<Option<u64>> {
-    let (limits, stages) = (request.limits(), request.stages());
-    let mut least = None;
-    for memory in search::placements(request).into_iter().rev().take(8) {
-        for candidate in search::frugal(request, &memory) {
-            let plan = candidate.plan(&request.workload)?;
-            let estimate = request.estimate_of(&stages, &plan);
-            if estimate.host_peak_bytes <= limits.host {
-                least = Some(least.unwrap_or(u64::MAX).min(estimate.peak_bytes));
-            }
-        }
-    }
-    Ok(least)
+    let last = search::placements(request).into_iter().rev().take(8);
+    Ok(search::smallest_of(request, last)?.map(|(bytes, _)| bytes))
 }
 
 /// Largest factor of the fastest time at which other degrees are listed, if there are many to try.

@@ -14,7 +14,7 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
     // the critic goes as the policy goes; its sizes are limits, which the search lays over the policy's
     let critic = memory.critic.only(&["micro_batch_size", "prefetch"]);
     let mut plain = MemoryConfig { preset: None, critic, ..memory.clone() };
-    for technique in TECHNIQUES {
+    for technique in TECHNIQUES.iter().filter(|technique| technique.is_chosen()) {
         technique.turn_off(&mut plain);
     }
     plain
@@ -56,23 +56,28 @@ pub(super) fn below(request: &Request, limits: &PhaseLimits, bound: f64) -> Resu
 
 /// The least device bytes that any candidate needs within the host's budget, and that candidate.
 pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
+    smallest_of(request, placements(request))
+}
+
+/// [`smallest`] among candidates of these placements.
+pub(super) fn smallest_of(
+    request: &Request,
+    placements: impl IntoIterator<Item = MemoryConfig>,
+) -> Result<Option<(u64, Candidate)>> {
     let (host, stages) = (request.limits().host, request.stages());
     let mut best: Option<(u64, Candidate)> = None;
-    for memory in placements(request) {
-        for candidate in frugal(request, &memory) {
-            let plan = candidate.plan(&request.workload)?;
-            let estimate = request.estimate_of(&stages, &plan);
-            let better = best.as_ref().is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
-            if better && estimate.host_peak_bytes <= host {
-                best = Some((estimate.peak_bytes, candidate));
-            }
+    for candidate in placements.into_iter().flat_map(|memory| frugal(request, &memory)) {
+        let estimate = request.estimate_of(&stages, &candidate.plan(&request.workload)?);
+        let better = best.as_ref().is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
+        if better && estimate.host_peak_bytes <= host {
+            best = Some((estimate.peak_bytes, candidate));
         }
     }
     Ok(best)
 }
 
 /// The most frugal candidates of a placement: one of them needs the least bytes.
-pub(super) fn frugal(request: &Request, memory: &MemoryConfig) -> Vec<Candidate> {
+fn frugal(request: &Request, memory: &MemoryConfig) -> Vec<Candidate> {
     let w = &request.workload;
     let base = &request.memory;
     let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);
@@ -192,7 +197,8 @@ impl PlacementSearch<'_> {
             for attention in attention_rows(base.attention_rows, w.longest_pass()) {
                 let mut best: Option<ChunkSizes> = None;
                 for &score_tokens in &budgets {
-                    plans.change(|plan| self.set_scoring(plan, [head, attention, score_tokens]));
+                    let sizes = ChunkSizes { head, attention, score_tokens, seconds: 0.0 };
+                    plans.change(|plan| self.set(plan, &sizes, base.train_tokens));
                     let phases = |ctx: &Context<'_>| {
                         let values = ctx.critic().map(|critic| critic.values());
                         std::iter::once(ctx.score()).chain(values).collect()
@@ -203,7 +209,7 @@ impl PlacementSearch<'_> {
                     let values = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |c| seconds::values(&c));
                     let seconds = self.seconds(plans, seconds::score) + self.seconds(plans, values);
                     if best.as_ref().is_none_or(|b| seconds < b.seconds) {
-                        best = Some(ChunkSizes { head, attention, score_tokens, seconds });
+                        best = Some(ChunkSizes { seconds, ..sizes });
                     }
                 }
                 sizes.extend(best);
@@ -289,48 +295,34 @@ impl PlacementSearch<'_> {
         policy + critics
     }
 
-    /// Takes sizes of chunks and of micro-batches that score.
-    fn set_scoring(&self, plan: &mut Plan, [head, attention, score_tokens]: [usize; 3]) {
-        for model in plan.models.values_mut() {
-            model.head_rows = head;
-            model.attention_rows = attention;
-            model.score_tokens = score_tokens;
-        }
-        let score_tokens = self.request.memory.reference.score_tokens;
-        if let (Some(score_tokens), Some(model)) = (score_tokens, plan.models.get_mut(&Role::Reference)) {
-            model.score_tokens = score_tokens;
-        }
-        if let Some(model) = plan.models.get_mut(&Role::Critic) {
-            self.limit_critic(model);
-        }
-    }
-
-    /// The critic's own sizes are limits.
-    fn limit_critic(&self, model: &mut ModelPlan) {
-        let limits = &self.request.memory.critic;
-        for (size, key) in [
-            (&mut model.head_rows, "head_rows"),
-            (&mut model.score_tokens, "score_tokens"),
-            (&mut model.train_tokens, "train_tokens"),
-        ] {
-            *size = limits.size(key).map_or(*size, |most| most.min(*size));
-        }
-    }
-
+    /// Takes sizes of chunks and micro-batches. The reference may score other ones, and the critic's own are limits.
     fn set(&self, plan: &mut Plan, rows: &ChunkSizes, train_tokens: usize) {
+        let base = &self.request.memory;
         for (role, model) in &mut plan.models {
-            if *role == Role::Reference {
-                continue;
-            }
             model.head_rows = rows.head;
             model.attention_rows = rows.attention;
+            model.score_tokens = rows.score_tokens;
             model.train_tokens = train_tokens;
-            if *role == Role::Critic {
-                model.score_tokens = rows.score_tokens;
-                self.limit_critic(model);
+            match (role, base.reference.score_tokens) {
+                (Role::Reference, Some(score_tokens)) => model.score_tokens = score_tokens,
+                (Role::Critic, _) => {
+                    for (key, size) in critic_sizes(model) {
+                        *size = base.critic.size(key).map_or(*size, |most| most.min(*size));
+                    }
+                }
+                _ => {}
             }
         }
     }
+}
+
+/// Sizes of the critic that may differ from the policy's, by key.
+fn critic_sizes(model: &mut ModelPlan) -> [(&'static str, &mut usize); 3] {
+    [
+        ("head_rows", &mut model.head_rows),
+        ("score_tokens", &mut model.score_tokens),
+        ("train_tokens", &mut model.train_tokens),
+    ]
 }
 
 /// Settings with these sizes of chunks and micro-batches, and those of the critic where they differ.
@@ -342,13 +334,10 @@ fn settings(shape: &MemoryConfig, rows: &ChunkSizes, train_tokens: usize, critic
         train_tokens,
         ..shape.clone()
     };
-    if let Some(critic) = critic {
-        for (key, size, of_policy) in [
-            ("head_rows", critic.head_rows, rows.head),
-            ("score_tokens", critic.score_tokens, rows.score_tokens),
-            ("train_tokens", critic.train_tokens, train_tokens),
-        ] {
-            memory.critic.set_size(key, (size != of_policy).then_some(size));
+    if let Some(mut critic) = critic.cloned() {
+        let of_policy = [rows.head, rows.score_tokens, train_tokens];
+        for ((key, size), of_policy) in critic_sizes(&mut critic).into_iter().zip(of_policy) {
+            memory.critic.set_size(key, (*size != of_policy).then_some(*size));
         }
     }
     memory

@@ -1,7 +1,9 @@
 //! Checkpointed activations on the host, in groups.
 
 use crate::ActivationPolicy;
+use crate::estimate::{MemoryUsage, Moment, TrainingPass, Transfers};
 use crate::technique::prelude::*;
+use firebrick_spec::Category;
 
 pub(crate) struct ActivationOffload;
 
@@ -36,9 +38,8 @@ impl Technique for ActivationOffload {
         at_least_one_in_plan("offload_group", plan.offload_group)
     }
 
-    fn turn_off(&self, memory: &mut MemoryConfig) {
-        memory.activation_offload = false;
-        memory.activation_offload_group = 1;
+    fn is_chosen(&self) -> bool {
+        true
     }
 
     fn kept(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
@@ -50,6 +51,22 @@ impl Technique for ActivationOffload {
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
         used.memory.activation_offload.then_some("checkpointed activations are offloaded to the host")
+    }
+
+    fn hold(&self, at: &Moment<'_>, held: &mut MemoryUsage) {
+        let (offloaded, prefetch) = (at.inputs[1], at.plan.prefetch as u64);
+        // memory that copies on a stream of their own have read is free when an event says so, some work later
+        let late = u64::from(prefetch > 0 && at.ctx.profile.overlaps_copies());
+        // copies in flight are in both places
+        let flight = (prefetch + 1 + late) * at.plan.offload_group as u64;
+        *held = held
+            .on_host(Category::KeptInputs, at.row * at.copies * offloaded)
+            .on_device(Category::KeptInputs, at.row * offloaded.min(flight));
+    }
+
+    fn pass_seconds(&self, pass: &TrainingPass<'_>) -> Transfers {
+        let bytes = 2.0 * pass.row * pass.totals.offloaded_inputs as f64;
+        Transfers { beside: pass.ctx.copy(bytes), ..Transfers::default() }
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -28,10 +28,6 @@ impl Technique for AttentionRows {
         let rows = used.memory.attention_rows;
         (rows != request.memory.attention_rows && rows > 0).then_some("attention takes fewer queries at a time")
     }
-
-    fn undo(&self, used: &mut Candidate, request: &Request) {
-        used.memory.attention_rows = request.memory.attention_rows;
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
 //! Gradient checkpointing (arXiv:1604.06174): segments keep their inputs and run once more in the backward pass.
 
+use super::activation_offload::ActivationOffload;
+use crate::estimate::{MemoryUsage, Moment};
 use crate::plan::{body, layer};
 use crate::technique::prelude::*;
 use crate::{ActivationPolicy, Granularity, Order, ParamOffload, Segment, Zero};
+use firebrick_spec::Category;
 
 /// Layers of a segment that the planner tries.
 const LAYERS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
@@ -87,12 +90,8 @@ impl Technique for Checkpointing {
         }
     }
 
-    fn turn_off(&self, memory: &mut MemoryConfig) {
-        memory.gradient_checkpointing = false;
-        memory.checkpoint_every = 1;
-        memory.checkpoint_ratio = None;
-        memory.checkpoint_layers = None;
-        memory.recompute_granularity = Granularity::Block;
+    fn is_chosen(&self) -> bool {
+        true
     }
 
     fn kept(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
@@ -116,6 +115,10 @@ impl Technique for Checkpointing {
         used.memory.gradient_checkpointing.then_some(what)
     }
 
+    fn hold(&self, at: &Moment<'_>, held: &mut MemoryUsage) {
+        *held = held.on_device(Category::KeptInputs, at.row * at.copies * at.inputs[0]);
+    }
+
     fn used_keys(&self, used: &Candidate) -> Vec<&'static str> {
         let chosen = match (used.memory.recompute_granularity, used.memory.checkpoint_ratio) {
             (Granularity::Half, _) => "memory.recompute_granularity",
@@ -128,8 +131,7 @@ impl Technique for Checkpointing {
     fn undo(&self, used: &mut Candidate, _: &Request) {
         let memory = &mut used.memory;
         self.turn_off(memory);
-        memory.activation_offload = false;
-        memory.activation_offload_group = 1;
+        ActivationOffload.turn_off(memory);
         if memory.param_offload == ParamOffload::Streamed {
             memory.param_offload = ParamOffload::None;
             memory.order = Order::MicroMajor;

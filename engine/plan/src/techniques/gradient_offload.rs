@@ -1,16 +1,8 @@
 //! Gradients accumulated on the host.
 
-use crate::estimate::Context;
+use crate::estimate::{F32, MemoryUsage, Moment, TrainingPass, Transfers};
 use crate::technique::prelude::*;
-
-/// Seconds to copy `bytes` of gradients to the host and add them there. The computation waits for them: all but the last
-/// `prefetch` matrices.
-pub(crate) fn seconds(ctx: &Context<'_>, bytes: f64) -> f64 {
-    match ctx.model().grads {
-        Home::Host => ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth,
-        Home::Device => 0.0,
-    }
-}
+use firebrick_spec::Category;
 
 pub(crate) struct GradientOffload;
 
@@ -23,8 +15,8 @@ impl Technique for GradientOffload {
         plan.grads = if memory.grad_offload { Home::Host } else { Home::Device };
     }
 
-    fn turn_off(&self, memory: &mut MemoryConfig) {
-        memory.grad_offload = false;
+    fn is_chosen(&self) -> bool {
+        true
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
@@ -33,6 +25,25 @@ impl Technique for GradientOffload {
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
         used.memory.grad_offload.then_some("gradients are offloaded as they are complete")
+    }
+
+    /// A matrix on its way, and those ahead of it.
+    fn hold(&self, at: &Moment<'_>, held: &mut MemoryUsage) {
+        if at.plan.grads == Home::Host {
+            let numbers = (at.plan.prefetch as u64 + 1) * at.ctx.sizes.largest_trained.min(at.fresh);
+            let flight = at.ctx.parallel.replicated().gradients(F32 * numbers);
+            *held = held.on_host(Category::Buffers, flight);
+        }
+    }
+
+    /// Gradients are copied and added on the host. The computation waits for them: all but the last `prefetch` matrices.
+    fn pass_seconds(&self, pass: &TrainingPass<'_>) -> Transfers {
+        let (ctx, bytes) = (pass.ctx, pass.gradients);
+        let waited = match ctx.model().grads {
+            Home::Host => ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth,
+            Home::Device => 0.0,
+        };
+        Transfers { waited, ..Transfers::default() }
     }
 
     fn examples(&self) -> &'static [&'static str] {

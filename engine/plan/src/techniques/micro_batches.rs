@@ -48,10 +48,6 @@ impl Technique for TrainTokens {
         let most = step.min(request.memory.train_tokens as u64);
         ((used.memory.train_tokens as u64) < most).then_some("smaller training micro-batches")
     }
-
-    fn undo(&self, used: &mut Candidate, request: &Request) {
-        used.memory.train_tokens = request.memory.train_tokens;
-    }
 }
 
 /// Micro-batches of forward passes without a graph.
@@ -80,10 +76,6 @@ impl Technique for ScoreTokens {
         let step = share(request, tree, request.workload.scored_sequences());
         let most = step.min(request.memory.score_tokens as u64);
         ((used.memory.score_tokens as u64) < most).then_some("smaller scoring micro-batches")
-    }
-
-    fn undo(&self, used: &mut Candidate, request: &Request) {
-        used.memory.score_tokens = request.memory.score_tokens;
     }
 }
 

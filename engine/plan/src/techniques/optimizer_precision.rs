@@ -1,6 +1,7 @@
 //! Optimizer moments in fewer bits (8-bit blocks: arXiv:2110.02861).
 
 use crate::MomentKind;
+use crate::estimate::Update;
 use crate::technique::prelude::*;
 
 /// Elements that share a scale in 8-bit moments.
@@ -81,8 +82,11 @@ impl Technique for OptimizerPrecision {
         (used.memory.moments != request.memory.moments).then_some("moments are stored in a smaller type")
     }
 
-    fn undo(&self, used: &mut Candidate, request: &Request) {
-        used.memory.moments = request.memory.moments;
+    fn update_seconds(&self, update: &Update<'_>) -> f64 {
+        let &Update { ctx, plan, on_device, .. } = update;
+        let moments = plan.optimizer.moments;
+        let moved = if ctx.rates().is_some() { moments.traffic_of_operations() } else { moments.traffic() };
+        on_device * moved / ctx.profile.memory_bandwidth
     }
 
     fn examples(&self) -> &'static [&'static str] {

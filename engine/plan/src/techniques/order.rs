@@ -23,8 +23,8 @@ impl Technique for SegmentOrder {
         plan.order = memory.order;
     }
 
-    fn turn_off(&self, memory: &mut MemoryConfig) {
-        memory.order = Order::MicroMajor;
+    fn is_chosen(&self) -> bool {
+        true
     }
 
     fn placements(&self, memory: &MemoryConfig, _: &Request) -> Vec<MemoryConfig> {

@@ -10,8 +10,8 @@ impl Technique for ReferenceOffload {
         &["memory.reference.param_offload"]
     }
 
-    fn turn_off(&self, memory: &mut MemoryConfig) {
-        memory.reference.param_offload = ParamOffload::None;
+    fn is_chosen(&self) -> bool {
+        true
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {

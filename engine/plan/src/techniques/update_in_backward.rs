@@ -27,8 +27,8 @@ impl Technique for UpdateInBackward {
         plan.optimizer.in_backward = memory.step_in_backward;
     }
 
-    fn turn_off(&self, memory: &mut MemoryConfig) {
-        memory.step_in_backward = false;
+    fn is_chosen(&self) -> bool {
+        true
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {

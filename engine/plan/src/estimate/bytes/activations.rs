@@ -203,27 +203,23 @@ impl LayerWidths {
         if !self.widens || self.width == F32 {
             return 0;
         }
-        let (tensor, matrix) = match (sublayer, backward) {
-            (Sublayer::Attention, false) => (2 * self.q + 2 * self.k, self.d * self.q),
-            (Sublayer::Attention, true) => (3 * self.q + 4 * self.k, 2 * self.d * self.q),
-            (Sublayer::Linear, backward) => {
-                let (c, v) = self.linear_widths();
-                let times = if backward { 2 } else { 1 };
-                (times * (2 * c + 3 * v), times * self.d * c)
+        let times = 1 + u64::from(backward);
+        let (c, v) = self.linear_widths();
+        let experts = &self.experts;
+        // widths of tensors, numbers of matrices, widths of a product's input and output
+        let (tensor, matrix, product) = match sublayer {
+            Sublayer::Attention => {
+                let tensor = if backward { 3 * self.q + 4 * self.k } else { 2 * self.q + 2 * self.k };
+                (tensor, times * self.d * self.q, self.d + self.q)
             }
-            (Sublayer::Mlp, false) => (3 * self.f, self.d * self.f),
-            (Sublayer::Mlp, true) => (3 * self.f, 2 * self.d * self.f),
-            (Sublayer::Experts, backward) => {
-                let matrix = self.experts.count * self.d * self.experts.f;
-                (3 * self.experts.all(), (1 + u64::from(backward)) * matrix)
+            Sublayer::Linear => (times * (2 * c + 3 * v), times * self.d * c, self.d + c),
+            Sublayer::Mlp => (3 * self.f, times * self.d * self.f, self.d + self.f),
+            Sublayer::Experts => {
+                let matrix = times * experts.count * self.d * experts.f;
+                (3 * experts.all(), matrix, experts.per_token * (self.d + experts.f))
             }
         };
-        let product = match sublayer {
-            Sublayer::Attention => tokens * (self.d + self.q),
-            Sublayer::Linear => tokens * (self.d + self.linear_widths().0),
-            Sublayer::Mlp => tokens * (self.d + self.f),
-            Sublayer::Experts => tokens * self.experts.per_token * (self.d + self.experts.f),
-        };
+        let product = tokens * product;
         parallel.inside(F32 * (tokens * tensor).max(product + matrix))
     }
 
@@ -258,40 +254,17 @@ impl LayerWidths {
             (true, true) => self.d,
             (true, false) => 2 * self.d,
         };
-        match (sublayer, self.bypass) {
-            (Sublayer::Attention, None) => {
-                Elements { between: first + post, inside: normed + gate + 2 * self.q + 2 * self.k }
-            }
-            (Sublayer::Mlp, None) => Elements { between: first + post, inside: self.mlp_kept * self.f },
-            (Sublayer::Attention, Some(bypass)) => Elements {
-                between: post + bypass.attention.between,
-                inside: normed + gate + self.q + 2 * self.k + bypass.attention.inside,
-            },
-            (Sublayer::Linear, None) => Elements { between: first, inside: linear },
-            (Sublayer::Linear, Some(bypass)) => Elements {
-                between: bypass.linear.between,
-                inside: linear - self.linear_widths().1 + bypass.linear.inside,
-            },
-            (Sublayer::Experts, frozen) => {
-                // gate · up is the input of a product alone, and so is what the router reads
-                let (first, factors, inside) = match frozen {
-                    None => (first, self.mlp_kept, 0),
-                    Some(bypass) => {
-                        let experts = bypass.experts;
-                        (experts.between, self.mlp_kept - 1, experts.inside)
-                    }
-                };
-                Elements {
-                    between: first + post + self.experts.per_token * self.d,
-                    inside: self.experts.kept(factors) + inside,
-                }
-            }
-            // gate · up is the input of a product alone
-            (Sublayer::Mlp, Some(bypass)) => Elements {
-                between: post + bypass.mlp.between,
-                inside: (self.mlp_kept - 1) * self.f + bypass.mlp.inside,
-            },
-        }
+        let first = if frozen { 0 } else { first };
+        // an input of a frozen product alone: gate · up, the values of linear attention, what attention reads or the router
+        let dropped = u64::from(frozen);
+        let (between, inside) = match sublayer {
+            Sublayer::Attention => (post, normed + gate + (2 - dropped) * self.q + 2 * self.k),
+            Sublayer::Linear => (0, linear - dropped * self.linear_widths().1),
+            Sublayer::Mlp => (post, (self.mlp_kept - dropped) * self.f),
+            Sublayer::Experts => (post + self.experts.per_token * self.d, self.experts.kept(self.mlp_kept - dropped)),
+        };
+        let bypass = self.bypass.map_or(Elements::default(), |bypass| bypass.0[sublayer as usize]);
+        Elements { between: first + between + bypass.between, inside: inside + bypass.inside }
     }
 
     /// Score-sized tensors that a traced attention keeps.
@@ -426,6 +399,11 @@ impl LayerWidths {
 }
 
 impl Shape {
+    /// Tokens of sequences of `length` that attend over a cache.
+    pub fn over(cached: Cached, tokens: u64, length: u64, scored: u64) -> Self {
+        Self { tokens, packed: false, tree: Tree::single(length), length, scored, over: Some(cached) }
+    }
+
     /// True if attention takes its queries in chunks of `rows`.
     pub fn is_chunked(self, rows: usize) -> bool {
         at_most(rows, self.length) < self.length

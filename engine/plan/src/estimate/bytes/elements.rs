@@ -1,6 +1,6 @@
 //! Numbers a token, and those that adapters keep.
 
-use crate::estimate::{ExpertWidths, Parallel};
+use crate::estimate::{ExpertWidths, Parallel, SUBLAYERS};
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::parameters::TargetModule;
 
@@ -20,14 +20,10 @@ impl Elements {
     }
 }
 
-/// Kept by adapters, in elements per token: inputs as wide as the residual stream, and as something inside a sublayer.
+/// Kept by adapters of each kind of sublayer, in elements per token: inputs as wide as the residual stream, and as
+/// something inside a sublayer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Bypass {
-    pub attention: Elements,
-    pub linear: Elements,
-    pub mlp: Elements,
-    pub experts: Elements,
-}
+pub(crate) struct Bypass(pub [Elements; SUBLAYERS]);
 
 impl Bypass {
     /// Of a layer of these widths. Where no norm comes before a sublayer, the input that its bypasses share is the
@@ -63,15 +59,12 @@ impl Bypass {
                     + rank * (k * (first + last) + wide + narrow),
             }
         };
-        Self {
-            experts: routed,
-            attention: sublayer(&[TargetModule::Q, TargetModule::K, TargetModule::V], TargetModule::O, q),
-            linear: sublayer(
-                &[TargetModule::DeltaQkv, TargetModule::DeltaZ, TargetModule::DeltaA, TargetModule::DeltaB],
-                TargetModule::DeltaOut,
-                v,
-            ),
-            mlp: sublayer(&[TargetModule::Gate, TargetModule::Up], TargetModule::Down, f),
-        }
+        let linear = [TargetModule::DeltaQkv, TargetModule::DeltaZ, TargetModule::DeltaA, TargetModule::DeltaB];
+        Self([
+            sublayer(&[TargetModule::Q, TargetModule::K, TargetModule::V], TargetModule::O, q),
+            sublayer(&linear, TargetModule::DeltaOut, v),
+            sublayer(&[TargetModule::Gate, TargetModule::Up], TargetModule::Down, f),
+            routed,
+        ])
     }
 }

@@ -3,7 +3,6 @@
 pub(crate) mod activations;
 pub(crate) mod elements;
 pub(crate) mod experts;
-pub(crate) mod head;
 pub(crate) mod linear;
 pub(crate) mod quantized_base;
 pub(crate) mod sample;

@@ -7,8 +7,7 @@
 //! logits, exponentials, their running sum.
 
 use crate::ModelPlan;
-use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, PeakUsage, Shape, Sizes, Tree};
-use firebrick_arch::PipelineStage;
+use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, Moment, PeakUsage, Shape, Sizes};
 use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, CudaGraphs, Home, Operation};
 
@@ -47,15 +46,8 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
     let length = w.prompt_length.max(1);
     let most = w.max_num_batched_tokens;
     let together = rows.div_ceil(group).min(prompts).min((most / length).max(1));
-    let shape = Shape {
-        tokens: (together * length).min(most.max(1)),
-        packed: false,
-        tree: Tree::single(length),
-        length,
-        scored: together,
-        over: Some(Cached::Prompts),
-    };
-    (together, shape)
+    let tokens = (together * length).min(most.max(1));
+    (together, Shape::over(Cached::Prompts, tokens, length, together))
 }
 
 /// Bytes of a matrix that is dequantized for a matmul with `rows` rows.
@@ -66,8 +58,7 @@ fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
 
 /// A decoding step of `rows` sequences.
 fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
-    let length = ctx.workload.length();
-    Shape { tokens: rows, packed: false, tree: Tree::single(length), length, scored: rows, over: Some(Cached::Tokens) }
+    Shape::over(Cached::Tokens, rows, ctx.workload.length(), rows)
 }
 
 /// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for
@@ -106,7 +97,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGra
         peak.record("cutting weights for groups", base + cutting(ctx));
     }
     if let Some(stage) = ctx.counted.stage {
-        let sent = base.on_host(Category::Communication, sent_by_stages(ctx, stage));
+        let sent = base.on_host(Category::Communication, ctx.sent_by_stages(stage));
         peak.record("gathering weights of other stages", sent);
     }
     let (together, prefill) = prefill(ctx, prompts, group, rows);
@@ -116,7 +107,7 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGra
     let pools = (base + kv_cache(ctx, rows, sequences)).on_device(Category::Buffers, graphs);
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
     let running =
-        ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1) + summed(ctx, prefill.tokens);
+        ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1) + ctx.summed(prefill.tokens);
     let masks = prefill.tokens * w.prompt_length;
     peak.record(
         "the prompts' forward",
@@ -124,25 +115,14 @@ fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGra
     );
     let head = HeadCost::new(arch, 1, ctx.profile);
     let copies = if ctx.profile.kernels.uses(Operation::Draw) { 1 } else { CHOICE };
-    let logits = |rows| chosen(ctx, F32 * head.logits(rows), copies);
+    let logits = |rows| ctx.chosen(F32 * head.logits(rows), copies);
     peak.record("choosing first tokens", pools + logits(rows.min(together * group)) + ctx.rollouts());
     let decode = decoding(ctx, rows);
     peak.record("choosing tokens", pools + logits(rows) + ctx.rollouts());
     peak.record(
         "a token's forward",
-        (pools + ctx.forward(decode, 0) + summed(ctx, rows)).on_device(Category::Buffers, widened(ctx, rows)),
+        (pools + ctx.forward(decode, 0) + ctx.summed(rows)).on_device(Category::Buffers, widened(ctx, rows)),
     );
-}
-
-/// Host bytes of gathering the policy's units from other stages: the message of the largest unit that a stage lacks,
-/// and the parameters that are made of it.
-fn sent_by_stages(ctx: &Context<'_>, stage: PipelineStage) -> u64 {
-    // gathered as they are trained, whatever they are sampled in
-    let whole = &ctx.counted.whole_policy;
-    let body = whole.kinds().map(|sublayer| whole.sublayer_bytes(sublayer));
-    let embedding = if ctx.arch.tied && stage.stages() == 2 { 0 } else { whole.embedding };
-    let ends = whole.width * embedding.max(whole.head);
-    2 * ctx.parallel.replicated().weights(body.fold(ends, u64::max))
 }
 
 /// Host bytes of cutting a shard of the weights: under ZeRO-3, the message that gathers a unit, and the whole
@@ -155,24 +135,6 @@ fn cutting(ctx: &Context<'_>) -> MemoryUsage {
     } else {
         ctx.parallel.tensor_share(trained.width * trained.largest)
     };
-    MemoryUsage::default().on_host(Category::Communication, bytes)
-}
-
-/// Memory for sampling tokens from `logits` bytes. With tensor parallelism every device gathers all logits through the
-/// host.
-fn chosen(ctx: &Context<'_>, logits: u64, copies: u64) -> MemoryUsage {
-    let whole = MemoryUsage::default().on_device(Category::Head, copies * logits);
-    if ctx.parallel.tensor == 1 {
-        return whole;
-    }
-    // what others sent, and what is put together of it
-    whole.on_device(Category::Head, ctx.parallel.tensor_share(logits)).on_host(Category::Communication, 2 * logits)
-}
-
-/// Host bytes of an all-reduce of a row per token over tensor-parallel devices: what is sent, received and made of it.
-fn summed(ctx: &Context<'_>, tokens: u64) -> MemoryUsage {
-    let row = ctx.widths.row(tokens);
-    let bytes = if ctx.parallel.tensor > 1 { 3 * row } else { 0 };
     MemoryUsage::default().on_host(Category::Communication, bytes)
 }
 
@@ -218,11 +180,10 @@ pub(crate) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let base = base.on_host(Category::Communication, passed);
     let last = plan.segments.len().saturating_sub(1);
     let state = ctx.state(plan);
-    let fetched = state.fetched(last, plan.prefetch);
     peak.record("gathering weights", base + state.gathered_in_place());
     for visit in [1, plan.segments.len()] {
-        let forward = base.on_device(category, fetched) + state.gathered_ahead(visit, false);
-        let forward = forward + ctx.forward(shape, plan.attention_rows);
+        let weights = Moment::of_scoring(ctx, plan, category).visits(visit, last, plan.prefetch).held();
+        let forward = base + weights + ctx.forward(shape, plan.attention_rows);
         peak.record("scoring: a layer's forward", forward);
     }
     if !ctx.has_head() {

@@ -93,24 +93,6 @@ impl Context<'_> {
     }
 }
 
-impl ModelPlan {
-    /// Bytes of weights that live on the host, embedding and head apart.
-    pub(crate) fn streamed(&self, sizes: &Sizes) -> u64 {
-        self.on_host(|unit| sizes.unit_bytes(unit))
-    }
-
-    /// Sum over the units whose weights live on the host.
-    fn on_host(&self, count: impl Fn(usize) -> u64) -> u64 {
-        self.segments.iter().filter(|s| s.weights == Home::Host).flat_map(|s| s.units.clone()).map(count).sum()
-    }
-
-    /// Location of the layers' weights: the device if all of them are there.
-    pub(crate) fn home_of_layers(&self) -> Home {
-        let resident = self.segments.iter().all(|s| s.weights == Home::Device);
-        if resident { Home::Device } else { Home::Host }
-    }
-}
-
 /// The state of one model on one of the devices that share it.
 #[derive(Clone, Copy)]
 pub(crate) struct ModelState<'a> {
@@ -120,18 +102,13 @@ pub(crate) struct ModelState<'a> {
 }
 
 impl<'a> ModelState<'a> {
-    /// True if segments gather their weights from other devices.
-    pub fn gathers(&self) -> bool {
-        self.parallel.gathers() && self.plan.zero == Zero::Stage3
-    }
-
     /// Bytes of a segment's weights on all devices.
-    fn segment(&self, segment: &Segment) -> u64 {
+    pub(crate) fn segment(&self, segment: &Segment) -> u64 {
         segment.units.clone().map(|unit| self.sizes.unit_bytes(unit)).sum()
     }
 
     /// Bytes of whole weights on the device.
-    fn whole(&self, bytes: u64) -> u64 {
+    pub(crate) fn whole(&self, bytes: u64) -> u64 {
         self.parallel.replicated().weights(bytes)
     }
 
@@ -161,68 +138,6 @@ impl<'a> ModelState<'a> {
             .and(plan.ends, category, whole)
     }
 
-    /// Bytes of weights that a segment gathers from other devices.
-    pub fn gathered_by(&self, segment: &Segment) -> u64 {
-        if self.gathers() { self.whole(self.segment(segment)) } else { 0 }
-    }
-
-    /// Bytes of weights that came to the device for segment `index`. Gathered from other devices: its own, or those of
-    /// all segments where they stay until the backward pass. Streamed from the host: with those of `ahead` others.
-    pub fn fetched(&self, index: usize, ahead: usize) -> u64 {
-        let segments = &self.plan.segments;
-        if !self.gathers() {
-            // in the backward pass the next ones to be fetched stand before this one
-            let around = index.saturating_sub(ahead)..=index.min(segments.len().saturating_sub(1));
-            let streamed = segments[around].iter().filter(|s| s.weights == Home::Host);
-            return self.parallel.weights(streamed.map(|s| self.segment(s)).sum());
-        }
-        self.whole(match (self.plan.reshard_after_forward, segments.get(index)) {
-            (true, Some(segment)) => self.segment(segment),
-            (true, None) => 0,
-            (false, _) => segments.iter().map(|s| self.segment(s)).sum(),
-        })
-    }
-
-    /// Bytes of weights that the `visit`-th of a pass gathers: embedding, segments, head, and in training the segments
-    /// again, the last one first.
-    fn visited(&self, visit: usize, trains: bool) -> u64 {
-        let Self { sizes, plan, .. } = *self;
-        let segments = plan.segments.len();
-        let end = |numbers: u64| if sizes.is_tied() { 0 } else { sizes.width * numbers };
-        match visit {
-            0 => end(sizes.embedding),
-            place if place <= segments => self.segment(&plan.segments[place - 1]),
-            place if place == segments + 1 => end(sizes.projection),
-            place if trains && plan.reshard_after_forward && place <= 2 * segments + 1 => {
-                self.segment(&plan.segments[2 * segments + 1 - place])
-            }
-            _ => 0,
-        }
-    }
-
-    /// Weights that are gathered ahead while the `visit`-th of a pass runs: those of the next visits, one of which is
-    /// under way.
-    pub fn gathered_ahead(&self, visit: usize, trains: bool) -> MemoryUsage {
-        let home = self.plan.home_of_layers();
-        // from GPU to GPU they are waited for
-        let waited_for = self.parallel.nccl && home == Home::Device;
-        if !self.gathers() || waited_for {
-            return MemoryUsage::default();
-        }
-        let ahead = (visit + 1..=visit + self.plan.prefetch).map(|visit| self.visited(visit, trains));
-        let (there, largest) = ahead.fold((0, 0), |(sum, most), bytes: u64| (sum + bytes, bytes.max(most)));
-        self.parallel.gathering(largest, home).on_host(Category::Communication, self.whole(there - largest))
-    }
-
-    /// Buffers while a pass waits for the weights of the visit that gathers most.
-    pub fn gathered_in_place(&self) -> MemoryUsage {
-        if !self.gathers() {
-            return MemoryUsage::default();
-        }
-        let visits = (0..=self.plan.segments.len() + 1).map(|visit| self.visited(visit, false));
-        self.parallel.gathering(visits.max().unwrap_or(0), self.plan.home_of_layers())
-    }
-
     /// Trained parameters of each unit, in their order: the embedding, the body's, the head.
     pub fn trained_units(self) -> impl Iterator<Item = u64> + use<'a> {
         let sizes = self.sizes;
@@ -235,36 +150,6 @@ impl<'a> ModelState<'a> {
             left -= unit;
             unit
         })
-    }
-
-    /// Moments, and masters if there are any.
-    fn optimizer(&self, updates: bool) -> MemoryUsage {
-        let Self { sizes, plan, parallel } = *self;
-        let (optimizer, total) = (&plan.optimizer, sizes.trained());
-        let on_host = match optimizer.home {
-            Home::Host => (optimizer.offload_fraction * total as f64).round() as u64,
-            Home::Device => 0,
-        };
-        let on_device = total - on_host;
-        let moments = |numbers| parallel.optimizer(optimizer.moments.bytes(numbers));
-        let bytes = |numbers| parallel.optimizer(F32 * numbers);
-        // state that waits on the host visits the device one matrix at a time
-        let visits = if updates && optimizer.idle == Home::Host { sizes.largest_trained.min(on_device) } else { 0 };
-        let held = if sizes.is_half() {
-            MemoryUsage::default()
-                .on_host(Category::MasterWeights, bytes(on_host))
-                .and(optimizer.idle, Category::MasterWeights, bytes(on_device) - bytes(visits))
-                .on_device(Category::MasterWeights, bytes(visits))
-        } else {
-            // an f32 weight on the host is its own master, and so is the copy of a shard
-            let ends = if plan.ends == Home::Host { sizes.trained_ends(sizes.ends()) } else { 0 };
-            let streamed = ends + plan.on_host(|unit| sizes.trained_unit(unit));
-            let masters = if parallel.shares() { 0 } else { on_host.saturating_sub(streamed) };
-            MemoryUsage::default().on_host(Category::MasterWeights, bytes(masters))
-        };
-        held.on_host(Category::Moments, moments(on_host))
-            .and(optimizer.idle, Category::Moments, moments(on_device) - moments(visits))
-            .on_device(Category::Moments, moments(visits))
     }
 
     /// Buffers of an update: squares of a part of a gradient for the norm; then temporaries of a slice of a matrix. A

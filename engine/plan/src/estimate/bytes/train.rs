@@ -9,7 +9,7 @@
 //! under way: of `P - s` in all on stage `s` of `P` (one forward, one backward). The embedding is on the first stage,
 //! the head on the last.
 
-use crate::estimate::{Activity, Context, F32, HeadCost, MemoryUsage, ModelState, PeakUsage, Sublayer};
+use crate::estimate::{Activity, Context, F32, HeadCost, MemoryUsage, ModelState, Moment, PeakUsage, Sublayer};
 use crate::{ActivationPolicy, ModelPlan, Order, Role, Segment};
 use firebrick_arch::PipelineStage;
 use firebrick_spec::{Backend, Category, Home};
@@ -205,9 +205,13 @@ impl<'a> BackwardPass<'a> {
     /// Sees the moments of a micro-batch.
     fn walk(&self, peak: &mut PeakUsage) {
         let last = self.plan.segments.len();
-        let forward = self.kept(last) + self.graphs[last] + self.base;
-        let forward = self.with_gradients(forward, 0, 0);
-        peak.record("the last segment's forward", forward + self.running(last));
+        let moment = Moment { inputs: self.inputs[last], ..self.moment() };
+        let before = self.with_gradients(self.graphs[last] + self.base, 0, 0);
+        let forward = before + moment.held();
+        let running = before + moment.visits(last, last - 1, self.plan.prefetch).held();
+        let recomputes = self.plan.segments.iter().any(|s| s.keep != ActivationPolicy::Graph);
+        let layer = recomputes.then(|| self.ctx.forward(self.ctx.train_shape(), self.plan.attention_rows));
+        peak.record("the last segment's forward", running + layer.unwrap_or_default());
         let gathered = self.state().gathered_in_place();
         if gathered != MemoryUsage::default() {
             peak.record("gathering weights", forward + gathered);
@@ -222,7 +226,8 @@ impl<'a> BackwardPass<'a> {
         let on_the_way = self.ctx.parallel.reduces_each_pass();
         let mut done = 0;
         if self.ctx.has_head() {
-            peak.record("the head", self.head(forward));
+            let visit = moment.visits(last + 1, last, self.plan.prefetch);
+            peak.record("the head", self.head(before + visit.held()));
             if on_the_way {
                 let sum = forward + self.summing(sizes.trained_ends(sizes.head));
                 peak.record("the sum of the head's gradients", sum);
@@ -260,21 +265,6 @@ impl<'a> BackwardPass<'a> {
         self.plan.optimizer.in_backward && !self.full
     }
 
-    /// Inputs kept by the first `count` segments.
-    fn kept(&self, count: usize) -> MemoryUsage {
-        let [stay, offloaded] = self.inputs[count];
-        let bytes = self.row * self.copies;
-        let held = MemoryUsage::default()
-            .on_device(Category::KeptInputs, bytes * stay)
-            .on_host(Category::KeptInputs, bytes * offloaded);
-        // copies in flight are in both places
-        let prefetch = self.plan.prefetch as u64;
-        // memory that copies on a stream of their own have read is free when an event says so, some work later
-        let late = u64::from(prefetch > 0 && self.ctx.profile.overlaps_copies());
-        let flight = (prefetch + 1 + late) * self.plan.offload_group as u64;
-        held.on_device(Category::KeptInputs, self.row * offloaded.min(flight))
-    }
-
     /// Kept by the units of a segment before `end`, without its first input.
     fn graph(&self, segment: &Segment, end: usize) -> MemoryUsage {
         let (mut kept, mut scores) = (0, 0);
@@ -288,25 +278,14 @@ impl<'a> BackwardPass<'a> {
         MemoryUsage::default().on_device(Category::LiveGraph, kept).on_device(Category::Attention, scores)
     }
 
+    /// A moment at which nothing is kept and no weights visit.
+    fn moment(&self) -> Moment<'_> {
+        let scoring = Moment::of_scoring(self.ctx, self.plan, self.ctx.role.category());
+        Moment { trains: true, row: self.row, copies: self.copies, ..scoring }
+    }
+
     fn state(&self) -> ModelState<'_> {
         self.ctx.state(self.plan)
-    }
-
-    /// Weights that are gathered ahead while a visit runs.
-    fn ahead_of(&self, visit: usize) -> MemoryUsage {
-        self.state().gathered_ahead(visit, true)
-    }
-
-    /// The forward of a segment that keeps no graph.
-    fn running(&self, count: usize) -> MemoryUsage {
-        let ctx = self.ctx;
-        let (at, ahead) = (count.saturating_sub(1), self.plan.prefetch);
-        let fetched = self.state().fetched(at, ahead);
-        let held = self.ahead_of(count).on_device(ctx.role.category(), fetched);
-        if self.plan.segments.iter().all(|s| s.keep == ActivationPolicy::Graph) {
-            return held;
-        }
-        held + ctx.forward(ctx.train_shape(), self.plan.attention_rows)
     }
 
     /// Adds the parameters' gradients: `done` numbers are complete for this micro-batch, `fresh` ones are the
@@ -316,14 +295,8 @@ impl<'a> BackwardPass<'a> {
         // a segment's own are whole until they are summed
         let whole = |numbers| self.ctx.parallel.replicated().gradients(F32 * numbers);
         let complete = if self.full { self.trained } else { done };
-        let flight = match self.plan.grads {
-            Home::Host => (self.plan.prefetch as u64 + 1) * self.ctx.sizes.largest_trained.min(fresh),
-            Home::Device => 0,
-        };
         // a gradient adds itself to the sum in place: the segment's own are what is there besides
-        held.on_device(Category::Gradients, whole(fresh))
-            .and(self.plan.grads, Category::Gradients, share(complete))
-            .and(self.plan.grads, Category::Buffers, whole(flight))
+        held.on_device(Category::Gradients, whole(fresh)).and(self.plan.grads, Category::Gradients, share(complete))
     }
 
     fn head(&self, held: MemoryUsage) -> MemoryUsage {
@@ -331,7 +304,13 @@ impl<'a> BackwardPass<'a> {
         let shape = ctx.head_shape(ctx.train_shape());
         let cost = HeadCost::new(ctx.arch, self.plan.head_rows, ctx.profile);
         let sizes = &ctx.sizes;
-        let weights = self.fetched_for_head();
+        let weights = sizes.width * sizes.projection;
+        let weights = match (ctx.parallel.gathers(), self.plan.ends) {
+            (true, _) if ctx.arch.tied => 0,
+            (true, _) => ctx.parallel.replicated().weights(weights),
+            (false, Home::Host) => ctx.parallel.weights(weights),
+            (false, Home::Device) => 0,
+        };
         let projection = sizes.trained_ends(sizes.projection);
         let fresh = match (self.full, cost.adds(shape, self.copies)) {
             // this chunk's beside the sum, which is among all parameters' already
@@ -351,54 +330,34 @@ impl<'a> BackwardPass<'a> {
             _ if ctx.profile.backend == Backend::Cpu => cost.packed(shape),
             _ => 0,
         };
-        let held = held + self.ahead_of(self.plan.segments.len() + 1);
         held.on_device(Category::Head, backward)
             .on_device(Category::Buffers, self.row * self.copies + 2 * cost.picked(shape))
             .on_device(ctx.role.category(), weights)
             .on_device(Category::Gradients, ctx.parallel.replicated().gradients(F32 * (gradients + made)))
     }
 
-    /// Weights that are on the device for the head and before the last segment's backward.
-    fn fetched_for_head(&self) -> u64 {
-        let (plan, parallel, sizes) = (self.plan, self.ctx.parallel, &self.ctx.sizes);
-        let last = plan.segments.len() - 1;
-        if parallel.gathers() {
-            let projection = if self.ctx.arch.tied { 0 } else { sizes.projection };
-            let kept = if plan.reshard_after_forward { 0 } else { self.state().fetched(last, 0) };
-            return parallel.replicated().weights(sizes.width * projection) + kept;
-        }
-        let projection = match plan.ends {
-            Home::Host => parallel.weights(sizes.width * sizes.projection),
-            Home::Device => 0,
-        };
-        match plan.prefetch {
-            0 => projection,
-            // the last segments' weights come already
-            n => projection + self.state().fetched(last, n - 1),
-        }
-    }
-
     fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
         let ctx = self.ctx;
         let visit = 2 * self.plan.segments.len() + 1 - index;
-        let ahead = self.plan.prefetch;
-        let fetched = self.state().fetched(index, ahead);
+        let moment =
+            Moment { inputs: self.inputs[index + 1], ..self.moment() }.visits(visit, index, self.plan.prefetch);
         let input = match segment.keep {
             ActivationPolicy::Graph | ActivationPolicy::Input(Home::Host) => self.row,
             ActivationPolicy::Input(Home::Device) => 0,
         };
-        let behind = self.base + self.graphs[index] + self.kept(index + 1) + self.ahead_of(visit);
-        let behind = behind
+        let below = self.base + self.graphs[index];
+        let below = below
             .on_device(Category::LiveGraph, input)
             // the gradient that came in, for every micro-batch on its way
             .on_device(Category::Buffers, self.row * self.copies);
-        let below = behind.on_device(ctx.role.category(), fetched);
         let (mut fresh, mut added) = (0, 0);
         for unit in segment.units.clone().rev() {
             let sublayer = ctx.sizes.sublayer(unit);
             let trained = ctx.sizes.trained_unit(unit);
             let besides = self.sublayers[sublayer as usize].backward;
-            let held = below + self.graph(segment, unit + 1) + besides;
+            // the largest matrix of a sublayer has about a third of it, and its matmul is made beside the others
+            let now = fresh + trained / 3;
+            let held = below + self.graph(segment, unit + 1) + besides + Moment { fresh: now, ..moment }.held();
             peak.record(
                 match sublayer {
                     Sublayer::Attention => "an attention half's backward",
@@ -406,8 +365,7 @@ impl<'a> BackwardPass<'a> {
                     Sublayer::Mlp => "an MLP half's backward",
                     Sublayer::Experts => "the experts' backward",
                 },
-                // the largest matrix of a sublayer has about a third of it, and its matmul is made beside the others
-                self.with_gradients(held, done + added, fresh + trained / 3),
+                self.with_gradients(held, done + added, now),
             );
             // attention that is computed again cuts the graph at every attention sublayer; elsewhere a segment is one
             // graph
@@ -417,7 +375,7 @@ impl<'a> BackwardPass<'a> {
                 fresh += trained;
             }
         }
-        let mut end = self.with_gradients(below, done + added, fresh);
+        let mut end = self.with_gradients(below + Moment { fresh, ..moment }.held(), done + added, fresh);
         if self.plan.optimizer.in_backward {
             end += self.state().update_buffers(&ctx.profile.kernels);
         }
@@ -425,9 +383,9 @@ impl<'a> BackwardPass<'a> {
         if ctx.parallel.reduces_each_pass() {
             let unit = segment.units.clone().map(|unit| ctx.sizes.trained_unit(unit)).max().unwrap_or(0);
             // what is in the message is no longer where it was, and what the segment gathered is gone
-            let gathered = self.state().gathered_by(segment);
-            let below = behind.on_device(ctx.role.category(), fetched - gathered);
-            let rest = self.with_gradients(below, done + added, fresh - unit);
+            let fresh = fresh - unit;
+            let held = Moment { fresh, ..moment }.held().off_device(moment.category, self.state().gathered_by(segment));
+            let rest = self.with_gradients(below + held, done + added, fresh);
             peak.record("the sum of a unit's gradients", rest + self.summing(unit));
         }
     }

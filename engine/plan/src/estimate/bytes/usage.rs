@@ -69,6 +69,12 @@ impl MemoryUsage {
         self.and(Home::Device, category, bytes)
     }
 
+    /// Takes `bytes` off the device.
+    pub fn off_device(mut self, category: Category, bytes: u64) -> Self {
+        self.device.0[category as usize] -= bytes;
+        self
+    }
+
     /// Adds `bytes` on the host.
     pub fn on_host(self, category: Category, bytes: u64) -> Self {
         self.and(Home::Host, category, bytes)

@@ -104,45 +104,6 @@ impl Context<'_> {
         traffic
     }
 
-    /// The gradient of a tied matrix, which the first stage and the last send each other once an update.
-    fn tied_ends_traffic(&self) -> Communication {
-        let mut traffic = Communication::default();
-        let trained = self.sizes.trained_ends(self.sizes.embedding);
-        let two = self.stage.is_some_and(|stage| stage.is_first() || stage.is_last());
-        if two && self.arch.tied && trained > 0 {
-            let group = self.parallel.group(Axis::Pipeline);
-            let bytes = self.parallel.tensor_share(F32 * trained) as f64;
-            traffic.even(MessageKind::Send, group, 1, bytes);
-        }
-        traffic
-    }
-
-    /// The policy's units, each from the stage that has it to all others of the pipeline.
-    fn stages_traffic(&self) -> Communication {
-        let mut traffic = Communication::default();
-        let Some(stage) = self.stage else {
-            return traffic;
-        };
-        let group = self.training.group(Axis::Pipeline);
-        let (whole, here) = (&self.counted.whole_policy, &self.counted.policy);
-        let mut send = |count: u64, here: u64, bytes: u64| {
-            let bytes = self.training.tensor_share(bytes);
-            let others = (group.size - 1) * bytes;
-            let (at, buffer) = ((MessageKind::Exchange, group), bytes as f64);
-            traffic.add(at, here, others, buffer);
-            traffic.add(at, count - here, 0, buffer);
-        };
-        for sublayer in whole.kinds() {
-            send(whole.count(sublayer), here.count(sublayer), whole.sublayer_bytes(sublayer));
-        }
-        // of two stages both have a tied matrix
-        let embeds = u64::from(!(self.arch.tied && stage.stages() == 2));
-        let first = embeds * u64::from(stage.is_first());
-        send(embeds, first, whole.width * whole.embedding);
-        send(1, u64::from(stage.is_last()), whole.width * whole.head);
-        traffic
-    }
-
     /// A forward of all rollouts in micro-batches of a plan, with the weights that it gathers.
     pub(crate) fn forward_traffic(&self, plan: &ModelPlan) -> Communication {
         if !self.training.is_several() {

@@ -35,7 +35,7 @@ impl Parallel {
     }
 
     /// Buffers while the replicas reduce-scatter `elements` gradients of a unit, which are stored at `home`.
-    pub(in super::super) fn summing(&self, numbers: u64, home: Home) -> MemoryUsage {
+    pub(crate) fn summing(&self, numbers: u64, home: Home) -> MemoryUsage {
         if self.replicas() == 1 {
             return MemoryUsage::default();
         }
@@ -55,13 +55,13 @@ impl Parallel {
 
     /// Bytes on the device while `bytes` on the host are gathered: the received values, and a device's share of them.
     /// Stages give each other their layers through the host alone.
-    pub(in super::super) fn staged(&self, bytes: u64) -> u64 {
+    pub(crate) fn staged(&self, bytes: u64) -> u64 {
         let devices = self.replicas().max(self.tensor);
         if self.nccl && devices > 1 { bytes + bytes.div_ceil(devices) } else { 0 }
     }
 
     /// Buffers while the replicas gather `bytes` of sharded weights, which are stored at `home`.
-    pub(in super::super) fn gathering(&self, bytes: u64, home: Home) -> MemoryUsage {
+    pub(crate) fn gathering(&self, bytes: u64, home: Home) -> MemoryUsage {
         if !self.shares() {
             return MemoryUsage::default();
         }

@@ -32,10 +32,11 @@ pub(crate) mod segment_totals;
 use crate::estimate::seconds::passes::{LAYER_OPERATIONS, widened_bytes};
 use crate::estimate::seconds::sampling::{measured_sampling, sampled_rows};
 use crate::estimate::{
-    Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, Tree, Work, Workload,
+    Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, TrainingPass, Transfers,
+    Update, Work, Workload,
 };
-use crate::techniques::{gradient_offload, weight_offload};
-use crate::{ModelPlan, Order};
+use crate::techniques::weight_offload;
+use crate::{ModelPlan, Order, TECHNIQUES};
 use firebrick_spec::{Home, KernelRates};
 
 /// Operations that choose a token.
@@ -71,29 +72,9 @@ impl Cost {
     }
 }
 
-/// Turns of a pipeline for `micros` micro-batches.
-fn pipeline_turns(ctx: &Context<'_>, micros: f64) -> f64 {
-    let behind = ctx.stage.map_or(0, |stage| stage.stages() - 1);
-    micros + behind as f64
-}
-
 /// Factor by which pipeline stages lengthen a stage's work.
 fn pipeline_factor(ctx: &Context<'_>, work: Work) -> f64 {
-    pipeline_turns(ctx, work.micros) / work.micros
-}
-
-/// Weights that a device streams in one pass over the model, in bytes.
-fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
-    streamed_with(ctx, plan, plan.streamed(&ctx.sizes))
-}
-
-/// Streamed bytes per pass, given the bytes of the body.
-fn streamed_with(ctx: &Context<'_>, plan: &ModelPlan, body: u64) -> f64 {
-    let ends = match plan.ends {
-        Home::Host => ctx.sizes.end_bytes(),
-        Home::Device => 0,
-    };
-    ctx.parallel.weights(body + ends) as f64
+    ctx.pipeline_turns(work.micros) / work.micros
 }
 
 pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
@@ -105,8 +86,11 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
     let greedy = if w.greedy { sampling(&ctx.sampling_as_trained(), 1) } else { 0.0 };
     let policy = ctx.plan.policy();
     // streamed and idle weights come to the device for sampling, once
-    let fetched =
-        if policy.idle == Home::Host { ctx.parallel.weights(ctx.sizes.bytes()) as f64 } else { streamed(ctx, policy) };
+    let fetched = if policy.idle == Home::Host {
+        ctx.parallel.weights(ctx.sizes.bytes()) as f64
+    } else {
+        ctx.streamed(policy, policy.streamed(&ctx.sizes))
+    };
     // and what is on other stages from there
     let elsewhere = ctx.counted.whole_policy.bytes() - ctx.counted.policy.bytes();
     let fetched = fetched + ctx.parallel.replicated().weights(elsewhere) as f64;
@@ -137,14 +121,7 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let tensor = ctx.parallel.tensor as f64;
     let shares = tensor * ctx.parallel.sequence as f64;
     let prompts = rows.div_ceil(group);
-    let prefill = Shape {
-        tokens: prompts * w.prompt_length,
-        packed: false,
-        tree: Tree::single(w.prompt_length),
-        length: w.prompt_length,
-        scored: prompts,
-        over: Some(Cached::Prompts),
-    };
+    let prefill = Shape::over(Cached::Prompts, prompts * w.prompt_length, w.prompt_length, prompts);
     let layers = ctx.sizes.layers as f64;
     let prefill = layers * ctx.layer(prefill, 0);
     let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
@@ -181,15 +158,15 @@ pub(crate) fn score_passes(w: &Workload) -> u64 {
 
 /// A forward of all rollouts in micro-batches of a plan, messages apart.
 pub(crate) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
-    let streams = streamed(ctx, plan);
+    let streams = ctx.streamed(plan, plan.streamed(&ctx.sizes));
     if let Some(rates) = ctx.rates() {
         let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
         let work = Work::new(ctx, plan, plan.layout, sequences, plan.score_tokens);
         let compute = ctx.body_forward(rates, work) + ctx.head_forward(rates, work, plan.head_rows);
-        return pipeline_factor(ctx, work) * ctx.shared(compute) + pipeline_turns(ctx, work.micros) * ctx.copy(streams);
+        return pipeline_factor(ctx, work) * ctx.shared(compute) + ctx.pipeline_turns(work.micros) * ctx.copy(streams);
     }
     let shape = ctx.score_shape(plan);
-    let micros = pipeline_turns(ctx, score_micros(ctx, plan) as f64);
+    let micros = ctx.pipeline_turns(score_micros(ctx, plan) as f64);
     let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
     let cost = Cost { compute: body + ctx.head(shape.scored, plan.head_rows), copies: ctx.copy(streams) };
     micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
@@ -249,35 +226,31 @@ pub(crate) fn training_passes(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64
         let turns = pipeline_factor(ctx, work);
         return measured_computation(ctx, totals, rates, work).map(|each| turns * each);
     }
-    let turns = pipeline_turns(ctx, ctx.micro_batches() as f64);
+    let turns = ctx.pipeline_turns(ctx.micro_batches() as f64);
     training_computation(ctx, totals).map(|each| turns * each)
 }
 
 /// Forward and backward of all micro-batches, given what the plan's segments add up to.
 pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
-    if let Some(rates) = ctx.rates() {
-        return measured_backward(ctx, totals, rates);
-    }
-    let plan = ctx.model();
-    let shape = ctx.train_shape();
-    let micros = ctx.micro_batches() as f64;
-    let parts = training_computation(ctx, totals);
-    let compute: f64 = parts.iter().sum();
-
-    let row = ctx.parallel.between(ctx.widths.row(shape.tokens)) as f64;
-    let fetched = 2.0 * streamed_with(ctx, plan, totals.streamed);
-    let mut copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64);
-    copies += match plan.order {
-        Order::MicroMajor => ctx.copy(fetched),
-        Order::SegmentMajor => ctx.copy(fetched) / micros,
+    let (plan, gradients) = (ctx.model(), (F32 * ctx.sizes.trained()) as f64);
+    let measured = ctx.rates().map(|_| training_work(ctx));
+    let micros = measured.map_or(ctx.micro_batches() as f64, |work| work.micros);
+    let per_fetch = match plan.order {
+        Order::MicroMajor => 1.0,
+        Order::SegmentMajor => micros,
     };
-    let gradients = gradient_offload::seconds(ctx, (F32 * ctx.sizes.trained()) as f64 / ctx.parallel.tensor as f64);
-    let cost = Cost { compute, copies };
-    let beside = ctx.profile.overlaps_copies();
-    let turns = pipeline_turns(ctx, micros);
-    let passes = parts.map(|each| turns * each);
-    let turns = steps(ctx) as f64 * turns;
-    turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals, passes).seconds()
+    let row = ctx.parallel.between(ctx.widths.row(ctx.train_shape().tokens)) as f64;
+    let (row, gradients) = match measured {
+        Some(work) => ((F32 * ctx.arch.hidden_size as u64) as f64 * work.tokens / micros, gradients / per_fetch),
+        None => (row, gradients / ctx.parallel.tensor as f64),
+    };
+    let pass = TrainingPass { ctx, totals, row, per_fetch, gradients };
+    let copies: Transfers = TECHNIQUES.iter().map(|technique| technique.pass_seconds(&pass)).sum();
+    let turns = ctx.pipeline_turns(micros);
+    let passes = training_passes(ctx, totals);
+    let cost = Cost { compute: passes.iter().sum(), copies: turns * copies.beside };
+    let seconds = cost.total(plan.prefetch, ctx.profile.overlaps_copies()) + turns * copies.waited;
+    steps(ctx) as f64 * seconds + ctx.backward_traffic(totals, passes).seconds()
 }
 
 /// The work of an optimizer step's micro-batches.
@@ -300,25 +273,6 @@ fn measured_computation(ctx: &Context<'_>, totals: &SegmentTotals, rates: &Kerne
     [forward, backward].map(|seconds| ctx.shared(seconds))
 }
 
-/// Forward and backward of all micro-batches where the device's kernels were measured.
-fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRates) -> f64 {
-    let plan = ctx.model();
-    let work = training_work(ctx);
-    let parts = measured_computation(ctx, totals, rates, work);
-    let compute: f64 = parts.iter().sum();
-    let row = (F32 * ctx.arch.hidden_size as u64) as f64 * work.tokens;
-    let visits = match plan.order {
-        Order::MicroMajor => work.micros,
-        Order::SegmentMajor => 1.0,
-    };
-    let streams = 2.0 * visits * streamed_with(ctx, plan, totals.streamed);
-    let copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64 + streams);
-    let gradients = gradient_offload::seconds(ctx, (F32 * ctx.sizes.trained()) as f64 * visits);
-    let waiting = pipeline_factor(ctx, work);
-    let passes = parts.map(|each| waiting * each);
-    steps(ctx) as f64 * waiting * (compute + copies + gradients) + ctx.backward_traffic(totals, passes).seconds()
-}
-
 /// Optimizer steps of a training step.
 pub(crate) fn steps(ctx: &Context<'_>) -> u64 {
     let w = ctx.workload;
@@ -326,31 +280,8 @@ pub(crate) fn steps(ctx: &Context<'_>) -> u64 {
 }
 
 pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
-    let plan = ctx.model();
-    let optimizer = &plan.optimizer;
-    let total = ctx.parallel.optimizer(ctx.sizes.trained()) as f64;
-    let on_host = match optimizer.home {
-        Home::Host => total * optimizer.offload_fraction,
-        Home::Device => 0.0,
-    };
-    let on_device = total - on_host;
-    let moments = optimizer.moments;
-    let moved = if ctx.rates().is_some() { moments.traffic_of_operations() } else { moments.traffic() };
-    let device =
-        on_device * moved / ctx.profile.memory_bandwidth + ctx.launch(ctx.sizes.layers as f64 * UPDATE_OPERATIONS);
-    let host = on_host * 36.0 / ctx.profile.host_bandwidth;
-    let bytes = F32 as f64;
-    let mut copies = on_host * bytes;
-    if plan.grads != optimizer.home {
-        copies += match plan.grads {
-            Home::Host => on_device * bytes,
-            Home::Device => on_host * bytes,
-        };
-    }
-    if optimizer.idle == Home::Host {
-        // in half precision the masters wait with the moments
-        let masters = if ctx.sizes.is_half() { on_device * bytes } else { 0.0 };
-        copies += 2.0 * (optimizer.moments.bytes(on_device as u64) as f64 + masters);
-    }
-    steps(ctx) as f64 * (device + host + ctx.copy(copies)) + ctx.optimizer_traffic().seconds()
+    let update = Update::new(ctx);
+    let seconds: f64 = TECHNIQUES.iter().map(|technique| technique.update_seconds(&update)).sum();
+    let launches = ctx.launch(ctx.sizes.layers as f64 * UPDATE_OPERATIONS);
+    steps(ctx) as f64 * (seconds + launches) + ctx.optimizer_traffic().seconds()
 }
