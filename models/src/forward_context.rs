@@ -45,7 +45,7 @@ impl ForwardContext {
 
     /// [`Self::whole`] for some of the rows, at these positions in their sequences: attention alone runs over all rows.
     pub fn for_rows(arch: &Arch, sequences: SequenceLayout, positions: &[u32], chunk: usize, device: &Device) -> Self {
-        let runs = || consecutive(sequences.lengths().iter().copied()).zip(sequences.parents());
+        let runs = || consecutive(sequences.lengths().iter().copied()).zip(sequences.parents().iter().copied());
         Self {
             delta: arch.delta_net.map(|_| SequenceRows::whole(runs(), device)),
             sequences: Some(sequences.prepared(&arch.windows, chunk, device)),

@@ -45,7 +45,7 @@ pub use graph::Graph;
 pub use operations::*;
 pub use packed::PackedWeights;
 pub use paged::{BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SlotMapping};
-pub use prefix_groups::{PrefixGroup, PrefixGroups};
+pub use prefix_groups::{PrefixGroups, PrefixRun, PrefixTree};
 pub use sequence_blocks::{SequenceBlocks, SharedBlocks};
 pub use shapes::{
     AdamWOutput, AdamWStep, AttentionShape, JoinedHeads, QuantizationMap, QuantizedBlocks, RowGradients, RowScores,

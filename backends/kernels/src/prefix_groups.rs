@@ -13,28 +13,75 @@ pub(super) const BLOCK: usize = 64;
 pub(super) const BLOCK_FIELDS: usize = 5;
 pub(super) const SPAN_FIELDS: usize = 3;
 
-/// Sequences that share a prefix, and the rows of each after it. A sequence without a shared prefix has an empty one.
+/// Consecutive rows of one sequence, or of several that begin with them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PrefixGroup {
-    /// Rows of the shared prefix; each member's rows see them.
-    pub prefix: Range<usize>,
-    /// The rows of each member after the prefix.
-    pub members: Vec<Range<usize>>,
+pub struct PrefixRun {
+    /// The rows; there may be none.
+    pub rows: Range<usize>,
+    /// The run before it in its sequences, by its smaller index in the tree.
+    pub parent: Option<usize>,
 }
 
-/// The sequences of a forward pass: no row is in two ranges. Made once, used by every layer.
+/// Sequences with common prefixes, as runs of rows: a run's rows see those of its path from the root, and their own up
+/// to themselves. Positions count along the path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixTree {
+    /// The runs, the root first; it alone has no parent.
+    runs: Vec<PrefixRun>,
+}
+
+impl PrefixTree {
+    /// A tree of runs.
+    ///
+    /// # Panics
+    /// If the first run has a parent, or another run none before it.
+    pub fn new(runs: Vec<PrefixRun>) -> Self {
+        let ordered = |(index, run): (usize, &PrefixRun)| run.parent.map_or(index == 0, |parent| parent < index);
+        assert!(runs.iter().enumerate().all(ordered), "one root, and every other run behind its parent");
+        Self { runs }
+    }
+
+    /// A sequence that shares nothing.
+    pub fn single(rows: Range<usize>) -> Self {
+        Self { runs: vec![PrefixRun { rows, parent: None }] }
+    }
+
+    /// A prefix, and the rows behind it of each sequence that has it.
+    pub fn of_prefix(prefix: Range<usize>, members: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let mut tree = Self::single(prefix);
+        tree.runs.extend(members.into_iter().map(|rows| PrefixRun { rows, parent: Some(0) }));
+        tree
+    }
+
+    /// The runs, the root first.
+    pub fn runs(&self) -> &[PrefixRun] {
+        &self.runs
+    }
+
+    /// For each run the runs of its path, from the root to itself.
+    pub fn paths(&self) -> Vec<Vec<usize>> {
+        let mut paths: Vec<Vec<usize>> = Vec::with_capacity(self.runs.len());
+        for (index, run) in self.runs.iter().enumerate() {
+            let above = run.parent.map_or(&[][..], |parent| &paths[parent]);
+            paths.push([above, &[index]].concat());
+        }
+        paths
+    }
+}
+
+/// The sequences of a forward pass: no row is in two runs. Made once, used by every layer.
 #[derive(Clone, Debug)]
 pub struct PrefixGroups {
-    pub(super) groups: Arc<[PrefixGroup]>,
+    pub(super) trees: Arc<[PrefixTree]>,
     /// Their blocks, for GPU kernels.
     pub(super) blocks: Option<Blocks>,
 }
 
 impl PrefixGroups {
     /// Prepares sequences for a device.
-    pub fn new(groups: Vec<PrefixGroup>, device: &Device) -> Self {
-        let blocks = (!is_cpu(device)).then(|| Blocks::new(&groups, device));
-        Self { groups: groups.into(), blocks }
+    pub fn new(trees: Vec<PrefixTree>, device: &Device) -> Self {
+        let blocks = (!is_cpu(device)).then(|| Blocks::new(&trees, device));
+        Self { trees: trees.into(), blocks }
     }
 }
 
@@ -55,25 +102,34 @@ pub(super) struct Blocks {
 type Span = (Range<usize>, usize);
 
 impl Blocks {
-    fn new(groups: &[PrefixGroup], device: &Device) -> Self {
-        let (mut seen, mut seeing, mut rows) = (Lists::default(), Lists::default(), 0);
-        for PrefixGroup { prefix, members } in groups {
-            let shared: Span = (prefix.clone(), 0);
-            let mut spans = vec![shared.clone()];
-            spans.extend(members.iter().map(|rows| (rows.clone(), prefix.len())));
-            seen.add(&shared, &[&shared]);
-            seeing.add(&shared, &spans.iter().collect::<Vec<_>>());
-            for member in &spans[1..] {
-                seen.add(member, &[&shared, member]);
-                seeing.add(member, &[member]);
-            }
-            rows += spans.iter().map(|(rows, _)| rows.len()).sum::<usize>();
-        }
-        let count = seen.blocks.len() / BLOCK_FIELDS;
-        seeing.shift(seen.spans.len() / SPAN_FIELDS);
-        let table = [seen.blocks, seeing.blocks, seen.spans, seeing.spans].concat();
+    fn new(trees: &[PrefixTree], device: &Device) -> Self {
+        let (table, count) = table(trees);
+        let rows = trees.iter().flat_map(|tree| &tree.runs).map(|run| run.rows.len()).sum();
         Self { table: int_tensor(table, device), count, rows }
     }
+}
+
+/// The table of [`Blocks`], and the number of blocks of each kind.
+fn table(trees: &[PrefixTree]) -> (Vec<i32>, usize) {
+    let (mut seen, mut seeing) = (Lists::default(), Lists::default());
+    for tree in trees {
+        let paths = tree.paths();
+        let mut spans: Vec<Span> = Vec::with_capacity(paths.len());
+        // the runs that see each: itself and those behind it
+        let mut under = vec![Vec::new(); paths.len()];
+        for (index, (run, path)) in tree.runs.iter().zip(&paths).enumerate() {
+            let position = run.parent.map_or(0, |parent| spans[parent].1 + spans[parent].0.len());
+            spans.push((run.rows.clone(), position));
+            path.iter().for_each(|&above| under[above].push(index));
+        }
+        for (span, (path, under)) in spans.iter().zip(paths.iter().zip(&under)) {
+            seen.add(span, path.iter().map(|&run| &spans[run]));
+            seeing.add(span, under.iter().map(|&run| &spans[run]));
+        }
+    }
+    let count = seen.blocks.len() / BLOCK_FIELDS;
+    seeing.shift(seen.spans.len() / SPAN_FIELDS);
+    ([seen.blocks, seeing.blocks, seen.spans, seeing.spans].concat(), count)
 }
 
 #[derive(Default)]
@@ -84,7 +140,7 @@ struct Lists {
 
 impl Lists {
     /// Adds the blocks of some rows, all with the same spans.
-    fn add(&mut self, (rows, position): &Span, spans: &[&Span]) {
+    fn add<'a>(&mut self, (rows, position): &Span, spans: impl Iterator<Item = &'a Span>) {
         if rows.is_empty() {
             return;
         }
@@ -112,5 +168,77 @@ impl Lists {
             block[3] += spans as i32;
             block[4] += spans as i32;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A prefix of 100 rows; of its two branches one of 3 rows is shared by two sequences.
+    fn tree() -> PrefixTree {
+        let run = |rows, parent| PrefixRun { rows, parent };
+        PrefixTree::new(vec![
+            run(0..100, None),
+            run(100..103, Some(0)),
+            run(103..110, Some(1)),
+            run(110..111, Some(1)),
+            run(111..120, Some(0)),
+        ])
+    }
+
+    /// Rows and position of a block, and its spans.
+    type Listed = (Range<usize>, usize, Vec<Span>);
+
+    fn listed(table: &[i32], blocks: Range<usize>, count: usize) -> Vec<Listed> {
+        let number = |at: usize| table[at] as usize;
+        let span = |entry: usize| {
+            let at = 2 * count * BLOCK_FIELDS + entry * SPAN_FIELDS;
+            (number(at)..number(at + 1), number(at + 2))
+        };
+        let block = |block: usize| {
+            let at = block * BLOCK_FIELDS;
+            (number(at)..number(at + 1), number(at + 2), (number(at + 3)..number(at + 4)).map(span).collect())
+        };
+        blocks.map(block).collect()
+    }
+
+    #[test]
+    fn queries_see_their_path_and_keys_are_seen_by_every_run_behind_them() {
+        let (table, count) = table(&[tree()]);
+        let [root, turn, first, second, other] =
+            [(0..100, 0), (100..103, 100), (103..110, 103), (110..111, 103), (111..120, 100)];
+        let spans = |spans: &[&Span]| spans.iter().copied().cloned().collect::<Vec<Span>>();
+        let alone = spans(&[&root]);
+        assert_eq!(
+            listed(&table, 0..count, count),
+            [
+                (0..64, 0, alone.clone()),
+                (64..100, 64, alone),
+                (100..103, 100, spans(&[&root, &turn])),
+                (103..110, 103, spans(&[&root, &turn, &first])),
+                (110..111, 103, spans(&[&root, &turn, &second])),
+                (111..120, 100, spans(&[&root, &other])),
+            ]
+        );
+        let all = spans(&[&root, &turn, &first, &second, &other]);
+        assert_eq!(
+            listed(&table, count..2 * count, count),
+            [
+                (0..64, 0, all.clone()),
+                (64..100, 64, all),
+                (100..103, 100, spans(&[&turn, &first, &second])),
+                (103..110, 103, spans(&[&first])),
+                (110..111, 103, spans(&[&second])),
+                (111..120, 100, spans(&[&other])),
+            ]
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "behind its parent")]
+    fn a_run_stands_behind_its_parent() {
+        let _ =
+            PrefixTree::new(vec![PrefixRun { rows: 0..1, parent: None }, PrefixRun { rows: 1..2, parent: Some(1) }]);
     }
 }

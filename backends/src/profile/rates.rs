@@ -2,8 +2,8 @@
 
 use super::timing::seconds;
 use crate::kernels::{
-    self, Activation, AttentionShape, BlockTables, KvPool, PackedWeights, PagedAttentionShape, PrefixGroup,
-    PrefixGroups, RotaryAngles, Scaling, ScoreGradients, SequenceBlocks, SharedBlocks, SlotMapping,
+    self, Activation, AttentionShape, BlockTables, KvPool, PackedWeights, PagedAttentionShape, PrefixGroups,
+    PrefixTree, RotaryAngles, Scaling, ScoreGradients, SequenceBlocks, SharedBlocks, SlotMapping,
 };
 use crate::{Error, Result};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
@@ -119,12 +119,9 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     const HEADS: usize = 8;
     const KEY_HEADS: usize = 4;
     const DIM: usize = 64;
-    let group = |index: usize| PrefixGroup {
-        prefix: 0..0,
-        members: std::iter::once(index * LENGTH..(index + 1) * LENGTH).collect(),
-    };
+    let tree = |index: usize| PrefixTree::single(index * LENGTH..(index + 1) * LENGTH);
     let shape = AttentionShape {
-        groups: PrefixGroups::new((0..SEQUENCES).map(group).collect(), device),
+        groups: PrefixGroups::new((0..SEQUENCES).map(tree).collect(), device),
         window: None,
         scale: (DIM as f64).sqrt().recip(),
         softcap: None,

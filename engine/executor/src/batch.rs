@@ -7,7 +7,7 @@ mod shared_prefix;
 
 pub use pack::{Batch, BatchStats, MicroBatchLimits};
 pub use part::{Part, Whole};
-pub use shared_prefix::{Tree, trees};
+pub use shared_prefix::{Node, forest};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
@@ -85,8 +85,8 @@ impl MicroBatch {
         let strides: Vec<usize> = runs.iter().map(|run| run.rows).collect();
         let all = match layout {
             Layout::SharedPrefix if runs.iter().any(Run::is_shared) => {
-                let prefixes = runs.iter().map(|run| if run.is_shared() { run.shared_by } else { 0 });
-                SequenceLayout::shared_prefix(&strides, &prefixes.collect::<Vec<_>>())
+                let parents: Vec<Option<usize>> = runs.iter().map(|run| run.parent).collect();
+                SequenceLayout::shared_prefix(&strides, &parents)
             }
             Layout::Packed | Layout::SharedPrefix => {
                 SequenceLayout::packed(&strides, grouping(attention_rows, device), device)
@@ -198,26 +198,21 @@ impl MicroBatch {
         let Some(recorded) = self.ctx.routing().take_recorded() else {
             return Vec::new();
         };
-        let (mut start, mut prefix) = (0, None);
-        let mut routes = Vec::with_capacity(self.lengths.len());
+        let mut start = 0;
+        let mut paths: Vec<Routes> = Vec::with_capacity(self.runs.len());
         for (span, run) in self.spans.iter().zip(&self.runs) {
             let rows = recorded.slice(start..start + span.end.min(run.tokens).saturating_sub(span.start));
             start += span.len();
-            if run.is_shared() {
-                prefix = Some((run.shared_by, rows));
-                continue;
-            }
-            routes.push(Some(match &mut prefix {
-                Some((members, shared)) if *members > 0 => {
-                    *members -= 1;
-                    let mut whole = shared.clone();
-                    whole.append(rows);
-                    whole
+            paths.push(match run.parent {
+                None => rows,
+                Some(parent) => {
+                    let mut path = paths[parent].clone();
+                    path.append(rows);
+                    path
                 }
-                _ => rows,
-            }));
+            });
         }
-        routes
+        paths.into_iter().zip(&self.runs).filter(|(_, run)| !run.is_shared()).map(|(path, _)| Some(path)).collect()
     }
 
     /// Number of scored tokens.
@@ -234,10 +229,10 @@ impl MicroBatch {
     }
 }
 
-/// Consecutive rows of a sequence, or of a prefix that several share.
+/// Consecutive rows of a sequence, or of several that share them.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// The sequence; of a prefix the first one that has it.
+    /// The sequence; of shared rows the first one.
     sequence: usize,
     /// Position of the first row in the sequence.
     first: usize,
@@ -247,6 +242,8 @@ struct Run {
     rows: usize,
     /// Sequences whose rows they are.
     shared_by: usize,
+    /// The run before it in its sequences.
+    parent: Option<usize>,
 }
 
 impl Run {
@@ -262,23 +259,22 @@ impl Run {
 /// The runs of sequences, in the order of their rows: a shared prefix stands before the sequences that have it.
 fn runs(sequences: &[&Sequence], layout: Layout) -> Vec<Run> {
     let width = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-    let whole = |sequence: usize, first: usize| {
-        let tokens = sequences[sequence].tokens.len() - first;
+    let run = |Node { members, positions, parent }: Node| {
+        let tokens = positions.len();
         let rows = if layout == Layout::Padded { width } else { tokens };
-        Run { sequence, first, tokens, rows, shared_by: 1 }
+        Run { sequence: members.start, first: positions.start, tokens, rows, shared_by: members.len(), parent }
     };
-    if layout != Layout::SharedPrefix {
-        return (0..sequences.len()).map(|i| whole(i, 0)).collect();
-    }
-    let mut runs = Vec::new();
-    for Tree { members, prefix } in trees(sequences) {
-        if prefix > 0 {
-            let (sequence, shared_by) = (members.start, members.len());
-            runs.push(Run { sequence, first: 0, tokens: prefix, rows: prefix, shared_by });
+    nodes(sequences, layout).into_iter().map(run).collect()
+}
+
+/// The forest of sequences under a layout: a node for each where no prefix is shared.
+fn nodes(sequences: &[&Sequence], layout: Layout) -> Vec<Node> {
+    match layout {
+        Layout::Packed | Layout::Padded => {
+            sequences.iter().enumerate().map(|(i, sequence)| Node::single(i, sequence.tokens.len())).collect()
         }
-        runs.extend(members.map(|i| whole(i, prefix)));
+        Layout::SharedPrefix => forest(sequences),
     }
-    runs
 }
 
 /// The context of rows of which each run has these, and `padding` rows behind them.

@@ -32,7 +32,9 @@ pub use firebrick_spec::Role;
 pub use infeasible::Infeasible;
 pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload, Zero};
 pub use partition::Partition;
-pub use plan::{ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, Segment};
+pub use plan::{
+    ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, SHARED_RUN_ROWS, Segment,
+};
 pub use preset::Preset;
 pub use saved::{PlanReport, PlannedFor};
 pub use technique::Technique;

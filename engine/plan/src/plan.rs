@@ -56,6 +56,11 @@ pub enum Order {
     SegmentMajor,
 }
 
+/// Rows that a shared prefix has to save more than. It adds a block of queries, of which few rows may be filled,
+/// and to every block of queries behind it a tile of keys that is partly filled: at a hidden size of 256, each of these
+/// costs attention about what a row costs the matmuls of its layer, and there are some ten of them.
+pub const SHARED_RUN_ROWS: usize = 16;
+
 /// Layout of the sequences of a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -65,7 +70,8 @@ pub enum Layout {
     Packed,
     /// Each as many rows as the longest of them.
     Padded,
-    /// One behind the other; a prefix that several sequences begin with is there once, before the other rows of each.
+    /// One behind the other; a prefix that several sequences begin with is there once, before the other rows of each;
+    /// prefixes nest.
     SharedPrefix,
 }
 

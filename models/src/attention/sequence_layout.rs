@@ -3,16 +3,16 @@
 
 use crate::ranges::consecutive;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, Operation, PrefixGroup, PrefixGroups};
+use firebrick_backends::kernels::{self, Operation, PrefixGroups, PrefixRun, PrefixTree};
 use std::ops::Range;
 
 /// Which rows of a forward pass belong to which sequence, and which sequences are padded to one width for attention.
 #[derive(Clone, Debug)]
 pub struct SequenceLayout {
-    /// Rows of each run: a sequence, or a prefix that the runs behind it share.
+    /// Rows of each run: a sequence, a shared prefix, or what is behind one.
     lengths: Vec<usize>,
-    /// For each run the number of runs behind it whose prefix it is; empty where no prefix is shared.
-    prefixes: Vec<usize>,
+    /// The run before each in its sequences, by its smaller index.
+    parents: Vec<Option<usize>>,
     pub(super) groups: Vec<Group>,
     /// Queries whose scores are computed at a time; 0 is all.
     chunk: usize,
@@ -121,11 +121,12 @@ impl SequenceLayout {
         this
     }
 
-    /// Runs of rows, packed one behind the other: run i is the prefix of the `prefixes[i]` runs behind it. A fused kernel
-    /// attends: a run's keys are those of its prefix and its own.
+    /// Runs of rows, packed one behind the other in depth-first order: a run's `parent` is the run before it in its
+    /// sequences, by its smaller index. A fused kernel attends: a run's keys are those of its path from the root and its
+    /// causal ones.
     #[must_use]
-    pub fn shared_prefix(lengths: &[usize], prefixes: &[usize]) -> Self {
-        Self { prefixes: prefixes.to_vec(), ..Self::empty(lengths.to_vec(), true) }
+    pub fn shared_prefix(lengths: &[usize], parents: &[Option<usize>]) -> Self {
+        Self { parents: parents.to_vec(), ..Self::empty(lengths.to_vec(), true) }
     }
 
     /// Sequences padded on the right to `width` rows each.
@@ -136,7 +137,8 @@ impl SequenceLayout {
     }
 
     fn empty(lengths: Vec<usize>, packed: bool) -> Self {
-        Self { lengths, prefixes: Vec::new(), groups: Vec::new(), chunk: 0, packed, masks: Vec::new(), fused: None }
+        let parents = vec![None; lengths.len()];
+        Self { lengths, parents, groups: Vec::new(), chunk: 0, packed, masks: Vec::new(), fused: None }
     }
 
     /// This layout with the masks of sliding windows `windows`, and scores of at most `chunk` queries at a time (0:
@@ -144,14 +146,14 @@ impl SequenceLayout {
     #[must_use]
     pub fn prepared(mut self, windows: &[Option<usize>], chunk: usize, device: &Device) -> Self {
         self.chunk = chunk;
-        let long = self.is_chunked(self.longest()) || !self.prefixes.is_empty();
+        let long = self.is_chunked(self.longest()) || self.shares_prefixes();
         if kernels::available(Operation::Attention, device)
             || (long && kernels::available(Operation::LongAttention, device))
         {
             self.fused = Some(self.prefix_groups(device));
             return self;
         }
-        assert!(self.prefixes.is_empty(), "no kernel attends to shared prefixes on this device");
+        assert!(!self.shares_prefixes(), "no kernel attends to shared prefixes on this device");
         let longest = self.longest();
         for &window in windows {
             if self.masks.iter().all(|m| m.window != window) {
@@ -161,34 +163,40 @@ impl SequenceLayout {
         self
     }
 
-    /// The rows of each sequence and its prefix.
+    /// The trees of runs, each with its rows.
     fn prefix_groups(&self, device: &Device) -> PrefixGroups {
-        let mut rows = consecutive(self.lengths.iter().copied());
-        let (mut groups, mut index) = (Vec::new(), 0);
-        while let Some(run) = rows.next() {
-            let members = self.prefixes.get(index).copied().unwrap_or(0);
-            groups.push(if members == 0 {
-                PrefixGroup { prefix: run.start..run.start, members: vec![run] }
-            } else {
-                PrefixGroup { prefix: run, members: rows.by_ref().take(members).collect() }
-            });
-            index += 1 + members;
-        }
-        PrefixGroups::new(groups, device)
+        let runs: Vec<(Range<usize>, Option<usize>)> =
+            consecutive(self.lengths.iter().copied()).zip(self.parents.iter().copied()).collect();
+        let mut first = 0;
+        let trees = runs.chunk_by(|_, (_, parent)| parent.is_some()).map(|tree| {
+            let run = |(rows, parent): &(Range<usize>, Option<usize>)| PrefixRun {
+                rows: rows.clone(),
+                parent: parent.map(|parent| parent - first),
+            };
+            let runs = tree.iter().map(run).collect();
+            first += tree.len();
+            PrefixTree::new(runs)
+        });
+        PrefixGroups::new(trees.collect(), device)
     }
 
-    /// Rows of each run: a sequence with its padding, or a shared prefix and what is behind it in each sequence.
+    /// Rows of each run: a sequence with its padding, a shared prefix, or what is behind one.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// Of each run the one that is its prefix.
-    pub fn parents(&self) -> Vec<Option<usize>> {
-        let mut parents = vec![None; self.lengths.len()];
-        for (run, &members) in self.prefixes.iter().enumerate() {
-            parents[run + 1..][..members].fill(Some(run));
+    /// For each run the one before it in its sequences, by its smaller index; `None` where sequences begin.
+    pub fn parents(&self) -> &[Option<usize>] {
+        &self.parents
+    }
+
+    /// Position of each run's first row in its sequences.
+    fn first_positions(&self) -> Vec<usize> {
+        let mut firsts: Vec<usize> = Vec::with_capacity(self.lengths.len());
+        for parent in &self.parents {
+            firsts.push(parent.map_or(0, |parent| firsts[parent] + self.lengths[parent]));
         }
-        parents
+        firsts
     }
 
     /// Rows of all sequences.
@@ -203,7 +211,12 @@ impl SequenceLayout {
 
     /// Rows of the longest sequence.
     pub fn longest(&self) -> usize {
-        self.lengths.iter().copied().max().unwrap_or(0)
+        self.first_positions().iter().zip(&self.lengths).map(|(first, rows)| first + rows).max().unwrap_or(0)
+    }
+
+    /// Returns true if runs have others as their prefix.
+    pub fn shares_prefixes(&self) -> bool {
+        self.parents.iter().any(Option::is_some)
     }
 
     /// Whether [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores,
@@ -214,7 +227,8 @@ impl SequenceLayout {
 
     /// Position of every row in its sequence, `[tokens]`.
     pub fn positions(&self) -> Vec<u32> {
-        self.lengths.iter().flat_map(|&n| 0..n as u32).collect()
+        let runs = self.first_positions().into_iter().zip(&self.lengths);
+        runs.flat_map(|(first, rows)| first as u32..(first + rows) as u32).collect()
     }
 
     fn is_chunked(&self, width: usize) -> bool {

@@ -9,7 +9,7 @@ use crate::rope::{LayerAngles, RotaryEmbeddings};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{
-    self, BlockTables, Operation, PrefixGroup, PrefixGroups, RotaryAngles, SequenceBlocks, SequenceRows, SharedBlocks,
+    self, BlockTables, Operation, PrefixGroups, PrefixTree, RotaryAngles, SequenceBlocks, SequenceRows, SharedBlocks,
     SlotMapping, StateRows,
 };
 use firebrick_spec::BLOCK_SIZE;
@@ -332,19 +332,15 @@ fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (JointRo
     }
     let before: usize = groups.iter().map(|(context, _)| context.len()).sum();
     let prefixes = consecutive(groups.iter().map(|(context, _)| context.len()));
-    let prefix_groups = groups.iter().zip(prefixes).map(|((context, members), prefix)| {
+    let trees = groups.iter().zip(prefixes).map(|((_, members), prefix)| {
         let shift = |rows: &Range<usize>| rows.start + before..rows.end + before;
-        let members: Vec<Range<usize>> = members.iter().map(shift).collect();
-        match (context.is_empty(), &members[..]) {
-            (true, [member]) => PrefixGroup { prefix: member.start..member.start, members },
-            _ => PrefixGroup { prefix, members },
-        }
+        PrefixTree::of_prefix(prefix, members.iter().map(shift))
     });
-    let prefix_groups: Vec<PrefixGroup> = prefix_groups.collect();
+    let trees = trees.collect();
     let context = groups.into_iter().flat_map(|(context, _)| context);
     let joint = JointRows::Kernel {
         context: SlotMapping::new(context.collect(), device),
-        groups: PrefixGroups::new(prefix_groups, device),
+        groups: PrefixGroups::new(trees, device),
     };
     (joint, apart)
 }

@@ -1,18 +1,25 @@
 //! A batch cut into micro-batches that cost about the same, none above its token budget.
 
-use super::Sequence;
 use super::partition::{Size, best_fit, by_size, largest_differencing, longest_first};
-use super::shared_prefix::{Tree, trees};
+use super::shared_prefix::Node;
+use super::{Sequence, nodes};
 use firebrick_core::world::deal::balanced;
 use firebrick_core::{Error, Result};
 use firebrick_models::attention::Grouping;
 use firebrick_plan::Layout;
+use std::ops::Range;
 
 /// Costs are counted in this many parts of a token.
 const COST_UNIT: f64 = 1024.0;
 
 /// The most costly micro-batch over the mean one, or over the longest sequence, where they count as balanced.
 const BALANCED: f64 = 1.05;
+
+/// Where ranks balance, a tree whose cost is above this part of a rank's is cut at a run that its parts can repeat.
+const CUT_COST: u64 = 4;
+
+/// The most rows that the parts of such a tree repeat, as a part of its rows.
+const CUT_ROWS: usize = 16;
 
 /// Limits of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,12 +98,12 @@ fn padding(tokens: usize, rows: usize) -> f64 {
 impl MicroBatchLimits {
     /// Cost of a sequence of this many tokens, with every key for every query.
     fn cost(&self, length: usize) -> u64 {
-        self.cost_after(0, length)
+        self.cost_of(&(0..length))
     }
 
-    /// Cost of the rows of a sequence behind its first `prefix`.
-    fn cost_after(&self, prefix: usize, length: usize) -> u64 {
-        (COST_UNIT * (length - prefix) as f64 * (1.0 + self.key_cost * length as f64)) as u64
+    /// Cost of the rows of a sequence at some positions.
+    fn cost_of(&self, positions: &Range<usize>) -> u64 {
+        (COST_UNIT * positions.len() as f64 * (1.0 + self.key_cost * positions.end as f64)) as u64
     }
 
     fn capacity(&self) -> Size {
@@ -135,10 +142,13 @@ impl<'a> Batch<'a> {
         }
         let mut batch = Self { sequences, micros: Vec::new(), cut };
         batch.micros = match cut.layout {
-            Layout::Packed | Layout::SharedPrefix => batch.packed(ranks),
+            Layout::Packed | Layout::SharedPrefix => batch.packed(&batch.items(None), ranks),
             Layout::Padded => padded(&lengths, cut),
         };
         batch.spread_out(ranks);
+        if cut.layout == Layout::SharedPrefix && ranks > 1 {
+            batch.cut_for_balance(ranks);
+        }
         let mut micros = std::mem::take(&mut batch.micros);
         for micro in &mut micros {
             batch.arrange(micro);
@@ -182,24 +192,14 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The trees of arranged sequences; a tree for each sequence where no prefix is shared.
-    fn trees(&self, micro: &[usize]) -> Vec<Tree> {
-        match self.cut.layout {
-            Layout::Packed | Layout::Padded => {
-                (0..micro.len()).map(|i| Tree { members: i..i + 1, prefix: 0 }).collect()
-            }
-            Layout::SharedPrefix => trees(&self.of(micro)),
-        }
+    /// The forest of arranged sequences.
+    fn nodes(&self, micro: &[usize]) -> Vec<Node> {
+        nodes(&self.of(micro), self.cut.layout)
     }
 
     /// Tokens of a micro-batch's rows.
     fn unique_tokens(&self, micro: &[usize]) -> usize {
-        let lengths = self.lengths(micro);
-        let tree = |tree: Tree| {
-            let behind = lengths[tree.members].iter().map(|length| length - tree.prefix);
-            tree.prefix + behind.sum::<usize>()
-        };
-        self.trees(micro).into_iter().map(tree).sum()
+        self.nodes(micro).into_iter().map(|node| node.positions.len()).sum()
     }
 
     /// Rows of a micro-batch.
@@ -213,13 +213,11 @@ impl<'a> Batch<'a> {
     /// Cost of a micro-batch.
     fn cost(&self, micro: &[usize]) -> u64 {
         let (cut, lengths) = (self.cut, self.lengths(micro));
-        let tree = |tree: Tree| {
-            let behind = lengths[tree.members].iter().map(|&length| cut.cost_after(tree.prefix, length));
-            cut.cost(tree.prefix) + behind.sum::<u64>()
-        };
         match cut.layout {
             Layout::Padded => lengths.len() as u64 * lengths.iter().max().map_or(0, |&width| cut.cost(width)),
-            Layout::Packed | Layout::SharedPrefix => self.trees(micro).into_iter().map(tree).sum(),
+            Layout::Packed | Layout::SharedPrefix => {
+                self.nodes(micro).into_iter().map(|node| cut.cost_of(&node.positions)).sum()
+            }
         }
     }
 
@@ -247,38 +245,86 @@ impl<'a> Batch<'a> {
         stats
     }
 
-    /// The sequences that stay together: those of a tree, divided where it is above the budget.
-    fn items(&self) -> Vec<Item> {
+    /// The sequences that stay together: those of a tree, divided where it is above the budget, or where its cost is
+    /// above a limit and its parts repeat few rows.
+    fn items(&self, limit: Option<u64>) -> Vec<Item> {
         let mut all: Vec<usize> = (0..self.sequences.len()).collect();
         if self.cut.layout == Layout::SharedPrefix {
             self.arrange(&mut all);
         }
+        let nodes = self.nodes(&all);
+        // what stays together under each node, its rows counted from the node's first
+        let mut under: Vec<Vec<Item>> = nodes.iter().map(|_| Vec::new()).collect();
         let mut items = Vec::new();
-        for Tree { members, prefix } in self.trees(&all) {
-            let members = &all[members];
-            let behind = |&i: &usize| Size { rows: self.sequences[i].tokens.len() - prefix, sequences: 1 };
-            let sizes: Vec<Size> = members.iter().map(behind).collect();
-            let most = self.cut.capacity();
-            for part in best_fit(&sizes, Size { rows: most.rows - prefix, ..most }) {
-                let rows = prefix + part.iter().map(|&i| sizes[i].rows).sum::<usize>();
-                let mut sequences: Vec<usize> = part.into_iter().map(|i| members[i]).collect();
-                self.arrange(&mut sequences);
-                let size = Size { rows, sequences: sequences.len() };
-                items.push(Item { size, cost: self.cost(&sequences), sequences });
+        for (index, node) in nodes.iter().enumerate().rev() {
+            let mut parts = std::mem::take(&mut under[index]);
+            parts.reverse();
+            if node.members.len() == 1 {
+                parts.push(Item {
+                    sequences: vec![all[node.members.start]],
+                    size: Size { rows: 0, sequences: 1 },
+                    cost: 0,
+                });
+            }
+            let parts = self.joined(parts, &node.positions, limit);
+            match node.parent {
+                Some(parent) => under[parent].extend(parts.into_iter().rev()),
+                None => items.extend(parts.into_iter().rev()),
             }
         }
+        items.reverse();
         items
+    }
+
+    /// The parts behind a run together with it, in as few items as the budget allows.
+    fn joined(&self, parts: Vec<Item>, run: &Range<usize>, limit: Option<u64>) -> Vec<Item> {
+        let cost = self.cut.cost_of(run);
+        let with_run = |sequences, size: Size, behind: u64| {
+            let size = Size { rows: size.rows + run.len(), ..size };
+            Item { sequences, size, cost: behind + cost }
+        };
+        let rows = parts.iter().map(|part| part.size.rows).sum::<usize>();
+        let costs = parts.iter().map(|part| part.cost).sum::<u64>();
+        let repeated = run.len() * parts.len().saturating_sub(1);
+        if limit.is_some_and(|limit| costs > limit && repeated <= rows / CUT_ROWS) {
+            return parts.into_iter().map(|part| with_run(part.sequences, part.size, part.cost)).collect();
+        }
+        let sizes: Vec<Size> = parts.iter().map(|part| part.size).collect();
+        let most = self.cut.capacity();
+        let join = |together: Vec<usize>| {
+            let size = together.iter().fold(Size::default(), |sum, &i| sum.and(sizes[i]));
+            let costs = together.iter().map(|&i| parts[i].cost).sum();
+            let mut sequences: Vec<usize> = together.into_iter().flat_map(|i| parts[i].sequences.clone()).collect();
+            self.arrange(&mut sequences);
+            with_run(sequences, size, costs)
+        };
+        best_fit(&sizes, Size { rows: most.rows - run.end, ..most }).into_iter().map(join).collect()
+    }
+
+    /// Cuts trees at short runs too, which their parts repeat, where the busiest rank then has less to do: a system
+    /// prompt of all sequences would leave one rank with everything.
+    fn cut_for_balance(&mut self, ranks: usize) {
+        let all = self.micros.iter().map(|micro| self.cost(micro)).sum::<u64>();
+        let busiest = |batch: &Self| {
+            let cost = |rank: Vec<usize>| rank.into_iter().map(|micro| batch.cost(&batch.micros[micro])).sum::<u64>();
+            batch.deal(ranks).into_iter().map(cost).max()
+        };
+        let items = self.items(Some(all / (CUT_COST * ranks as u64)));
+        let mut other = Self { micros: self.packed(&items, ranks), ..self.clone() };
+        other.spread_out(ranks);
+        if busiest(&other) < busiest(self) {
+            *self = other;
+        }
     }
 
     /// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no
     /// room for the balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and
     /// costs follow tokens closely; the greedy way keeps any bound. The first of these that is balanced is taken, or
     /// else the one that comes closest.
-    fn packed(&self, ranks: usize) -> Vec<Vec<usize>> {
-        let (cut, items) = (self.cut, self.items());
+    fn packed(&self, items: &[Item], ranks: usize) -> Vec<Vec<usize>> {
         let costs: Vec<u64> = items.iter().map(|item| item.cost).collect();
         let sizes: Vec<Size> = items.iter().map(|item| item.size).collect();
-        let parts = of_equal_cost(&costs, &sizes, cut, ranks);
+        let parts = of_equal_cost(&costs, &sizes, self.cut, ranks);
         let sequences = |part: Vec<usize>| {
             let mut micro: Vec<usize> = part.into_iter().flat_map(|i| items[i].sequences.clone()).collect();
             self.arrange(&mut micro);
@@ -307,20 +353,24 @@ impl<'a> Batch<'a> {
     }
 
     /// Takes about half of the sequences of a micro-batch: alternate ones where they are packed, the shorter ones where
-    /// they are padded; whole trees where it has several.
+    /// they are padded; whole trees or branches where it has several.
     fn half(&self, micro: &mut Vec<usize>) -> Vec<usize> {
         self.arrange(micro);
         if self.cut.layout == Layout::Padded {
             return micro.split_off(micro.len().div_ceil(2));
         }
-        let mut trees = self.trees(micro);
-        if trees.len() == 1 {
-            trees = (0..micro.len()).map(|i| Tree { members: i..i + 1, prefix: 0 }).collect();
+        let nodes = self.nodes(micro);
+        let children = |parent| nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent);
+        let mut branches: Vec<(usize, &Node)> = children(None).collect();
+        while let [(index, node)] = branches[..]
+            && node.members.len() > 1
+        {
+            branches = children(Some(index)).collect();
         }
         let taken = |i: usize| (i + 1) % 4 / 2 == 1;
         let [mut kept, mut half] = [Vec::new(), Vec::new()];
-        for (i, Tree { members, .. }) in trees.into_iter().enumerate() {
-            if taken(i) { &mut half } else { &mut kept }.extend_from_slice(&micro[members]);
+        for (i, (_, node)) in branches.into_iter().enumerate() {
+            if taken(i) { &mut half } else { &mut kept }.extend_from_slice(&micro[node.members.clone()]);
         }
         *micro = kept;
         half

@@ -10,7 +10,8 @@ pub(super) struct Size {
 }
 
 impl Size {
-    fn and(self, other: Self) -> Self {
+    /// The size of both together.
+    pub fn and(self, other: Self) -> Self {
         Self { rows: self.rows + other.rows, sequences: self.sequences + other.sequences }
     }
 

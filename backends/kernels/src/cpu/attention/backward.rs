@@ -2,7 +2,6 @@
 
 use super::blocks::{Block, Heads, Rows, probabilities};
 use crate::cpu::prelude::*;
-use crate::prefix_groups::PrefixGroup;
 use crate::shapes::AttentionShape;
 
 /// Buffers of one thread.
@@ -33,31 +32,30 @@ pub(super) fn backward<T: Real>(
     let mut dk = vec![T::ZERO; k.len()];
     let mut dv = vec![T::ZERO; v.len()];
     let targets = [&mut dq, &mut dk, &mut dv].map(|t| SharedPtr(t.as_mut_ptr()));
-    // a group shares rows of keys, so one task accumulates their gradients
-    let tasks: Vec<(usize, usize, &PrefixGroup)> = shape
-        .groups
-        .groups
+    // a tree shares rows of keys, so one task accumulates their gradients
+    let sequences: Vec<Vec<Rows>> = shape.groups.trees.iter().map(|tree| tree.sequences().collect()).collect();
+    let tasks: Vec<(usize, usize, &[Rows])> = sequences
         .iter()
         .enumerate()
-        .flat_map(|(index, group)| (0..heads.kv).map(move |kv| (index, kv, group)))
+        .flat_map(|(index, tree)| (0..heads.kv).map(move |kv| (index, kv, &tree[..])))
         .collect();
     let sinks: Option<&[T]> = sinks.map(elements);
-    // a row for each group: which task is first does not matter
-    let rows = sinks.map_or(0, |_| shape.groups.groups.len());
+    // a row for each tree: which task is first does not matter
+    let rows = sinks.map_or(0, |_| sequences.len());
     let mut d_sinks = vec![T::ZERO; rows * heads.query];
     let d_sinks_start = SharedPtr(d_sinks.as_mut_ptr());
     let empty = || Scratch { p: Vec::new(), ds: Vec::new(), raw: Vec::new(), shares: Vec::new() };
-    tasks.par_iter().for_each_init(empty, |scratch, &(index, kv, group)| {
+    tasks.par_iter().for_each_init(empty, |scratch, &(index, kv, tree)| {
         let pass = BackwardPass { shape, heads, kv, inputs: [q, k, v, g], sinks, targets };
         for head in kv * heads.group()..(kv + 1) * heads.group() {
             let mut d_sink = T::ZERO;
-            for rows in group.sequences() {
+            for rows in tree {
                 for block in rows.blocks(shape.window) {
-                    d_sink += pass.block(head, &rows, &block, scratch);
+                    d_sink += pass.block(head, rows, &block, scratch);
                 }
             }
             if sinks.is_some() {
-                // SAFETY: the buffer has the group's row, and no other task writes this head of it.
+                // SAFETY: the buffer has the tree's row, and no other task writes this head of it.
                 unsafe {
                     *d_sinks_start.get().add(index * heads.query + head) = d_sink;
                 }
@@ -115,7 +113,7 @@ impl<T: Real> BackwardPass<'_, T> {
             let keys = Matrix::row_major(&k[key..], kv_row);
             let target = Target { start: dq, row: q_row, add: i > 0 };
             multiply(Size { m, k: tokens.len(), n: heads.dim }, target, ds, keys, one);
-            // SAFETY: no other task writes dK and dV of this key head and this group's rows.
+            // SAFETY: no other task writes dK and dV of this key head and this tree's rows.
             let (dk, dv) = unsafe { (dk.get().add(key), dv.get().add(key)) };
             let size = Size { m: tokens.len(), k: m, n: heads.dim };
             let target = |start| Target { start, row: kv_row, add: true };

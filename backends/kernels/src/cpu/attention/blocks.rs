@@ -1,7 +1,7 @@
 //! Blocks of queries, the rows of the keys that they see, and their probabilities.
 
 use crate::cpu::prelude::*;
-use crate::prefix_groups::PrefixGroup;
+use crate::prefix_groups::PrefixTree;
 use crate::shapes::AttentionShape;
 
 /// Queries of a block.
@@ -44,32 +44,37 @@ impl Heads {
     }
 }
 
-/// The rows of one sequence: the shared prefix, then its own. Tokens are numbered through both.
+/// The rows of a run and of the path to it, whose tokens are numbered from the root.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
-    prefix: Range<usize>,
-    suffix: Range<usize>,
+    /// The first token and the rows of each run of the path; the last is the run itself.
+    path: Vec<(usize, Range<usize>)>,
 }
 
 impl Rows {
-    /// The row of a token that is not in the prefix.
+    fn suffix(&self) -> (usize, Range<usize>) {
+        self.path.last().cloned().unwrap_or_default()
+    }
+
+    /// The row of a token of the run itself.
     pub(super) fn suffix_row(&self, token: usize) -> usize {
-        self.suffix.start + token - self.prefix.len()
+        let (first, rows) = self.suffix();
+        rows.start + token - first
     }
 
     /// Tokens as runs of consecutive rows: each run's tokens and its first row.
-    pub(super) fn runs(&self, tokens: &Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
-        let shared = self.prefix.len();
-        let first = tokens.start.min(shared)..tokens.end.min(shared);
-        let second = tokens.start.max(shared)..tokens.end.max(shared);
-        [(first.clone(), self.prefix.start + first.start), (second.clone(), self.suffix.start + second.start - shared)]
-            .into_iter()
-            .filter(|(tokens, _)| !tokens.is_empty())
+    pub(super) fn runs(&self, tokens: &Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let within = move |(first, rows): &(usize, Range<usize>)| {
+            let part = tokens.start.max(*first)..tokens.end.min(first + rows.len());
+            (!part.is_empty()).then(|| (part.clone(), rows.start + part.start - first))
+        };
+        self.path.iter().filter_map(within)
     }
 
-    /// Blocks of the sequence's own queries.
+    /// Blocks of the run's queries.
     pub(super) fn blocks(&self, window: Option<usize>) -> impl Iterator<Item = Block> + use<> {
-        let (first, end) = (self.prefix.len(), self.prefix.len() + self.suffix.len());
+        let (first, rows) = self.suffix();
+        let end = first + rows.len();
         (first..end).step_by(BLOCK).map(move |start| {
             let end = (start + BLOCK).min(end);
             let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
@@ -78,12 +83,18 @@ impl Rows {
     }
 }
 
-impl PrefixGroup {
-    /// Every sequence of queries: the prefix by itself, then each member after it.
-    pub(super) fn sequences(&self) -> impl Iterator<Item = Rows> + '_ {
-        let prefix = Rows { prefix: self.prefix.start..self.prefix.start, suffix: self.prefix.clone() };
-        std::iter::once(prefix)
-            .chain(self.members.iter().map(|member| Rows { prefix: self.prefix.clone(), suffix: member.clone() }))
+impl PrefixTree {
+    /// Every run of queries after its path.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = Rows> {
+        self.paths().into_iter().map(|path| {
+            let mut token = 0;
+            let numbered = path.into_iter().map(|run| {
+                let rows = self.runs()[run].rows.clone();
+                token += rows.len();
+                (token - rows.len(), rows)
+            });
+            Rows { path: numbered.collect() }
+        })
     }
 }
 

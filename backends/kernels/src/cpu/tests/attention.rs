@@ -1,7 +1,7 @@
 //! Attention of packed sequences, against the same in tensor operations.
 
 use super::{assert_same, leaf, numbers};
-use crate::{AttentionShape, PrefixGroup, PrefixGroups, attention};
+use crate::{AttentionShape, PrefixGroups, PrefixRun, PrefixTree, attention};
 use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor, TensorData};
 use std::ops::Range;
@@ -44,35 +44,39 @@ fn plain_attention([q, k, v]: &[Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape:
 fn packed_attention(qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape) -> Tensor<3> {
     let cut = |t: &Tensor<3>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
     let mut parts = Vec::new();
-    for PrefixGroup { prefix, members } in shape.groups.groups.iter() {
-        if !prefix.is_empty() {
-            let alone = qkv.map(|t| cut(t, prefix));
-            parts.push(plain_attention(&alone, sinks, shape));
-        }
-        for member in members {
-            let whole = qkv.map(|t| match prefix.len() {
-                0 => cut(t, member),
-                _ => Tensor::cat(vec![cut(t, prefix), cut(t, member)], 0),
-            });
+    for tree in shape.groups.trees.iter() {
+        for path in tree.paths() {
+            let rows: Vec<&Range<usize>> = path.iter().map(|&run| &tree.runs()[run].rows).collect();
+            let rows: Vec<_> = rows.into_iter().filter(|rows| !rows.is_empty()).collect();
+            let Some(last) = path.last().map(|&run| tree.runs()[run].rows.len()).filter(|&n| n > 0) else {
+                continue;
+            };
+            let whole = qkv.map(|t| Tensor::cat(rows.iter().map(|rows| cut(t, rows)).collect(), 0));
             let out = plain_attention(&whole, sinks, shape);
-            parts.push(out.narrow(0, prefix.len(), member.len()));
+            let before = out.dims()[0] - last;
+            parts.push(out.narrow(0, before, last));
         }
     }
     Tensor::cat(parts, 0)
 }
 
-/// Prefix groups laid out one after the other: the lengths of a prefix and of its members.
-pub(super) fn groups(lengths: &[(usize, &[usize])]) -> Vec<PrefixGroup> {
+/// Prefixes laid out one after the other: the lengths of each and of what is behind it in its members.
+pub(super) fn groups(lengths: &[(usize, &[usize])]) -> Vec<PrefixTree> {
+    let tree = |&(prefix, members): &(usize, &[usize])| {
+        let members = members.iter().map(|&rows| (rows, Some(0)));
+        std::iter::once((prefix, None)).chain(members).collect()
+    };
+    trees(&lengths.iter().map(tree).collect::<Vec<_>>())
+}
+
+/// Trees laid out one after the other: the length of each run, and its parent.
+fn trees(runs: &[Vec<(usize, Option<usize>)>]) -> Vec<PrefixTree> {
     let mut at = 0;
-    let mut next = |n: usize| {
+    let mut run = |&(n, parent): &(usize, Option<usize>)| {
         at += n;
-        at - n..at
+        PrefixRun { rows: at - n..at, parent }
     };
-    let group = |&(prefix, members): &(usize, &[usize])| PrefixGroup {
-        prefix: next(prefix),
-        members: members.iter().map(|&n| next(n)).collect(),
-    };
-    lengths.iter().map(group).collect()
+    runs.iter().map(|tree| PrefixTree::new(tree.iter().map(&mut run).collect())).collect()
 }
 
 #[test]
@@ -87,24 +91,51 @@ fn attention_is_its_formula_over_packed_sequences_and_shared_prefixes() {
         (&[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])], [4, 2, 8], None, None),
         (&[(80, &[30, 7, 70]), (3, &[90])], [2, 1, 12], Some(40), Some(2.0)),
     ];
-    for (lengths, [heads, kv, dim], window, softcap) in cases {
-        let shape = AttentionShape {
-            groups: PrefixGroups::new(groups(lengths), &Device::flex()),
-            window,
-            scale: 1.7 / (dim as f64).sqrt(),
-            softcap,
-        };
-        let rows = lengths.iter().map(|(p, m)| p + m.iter().sum::<usize>()).sum();
-        let q = numbers([rows, heads, dim], 10) * 2.0;
-        let (k, v) = (numbers([rows, kv, dim], 11) * 2.0, numbers([rows, kv, dim], 12));
-        let sinks = numbers([1, heads], 14) * 3.0;
-        compare([&q, &k, &v], None, &shape, lengths);
-        compare([&q, &k, &v], Some(&sinks), &shape, lengths);
+    for (lengths, heads, window, softcap) in cases {
+        hold(groups(lengths), heads, window, softcap);
     }
 }
 
+#[test]
+fn rows_see_their_path_through_prefixes_of_several_levels() {
+    // a system prompt, two prompts, and completions of which one is an earlier turn of two; beside it another tree
+    let forest = [
+        vec![
+            (70, None),
+            (30, Some(0)),
+            (9, Some(1)),
+            (65, Some(1)),
+            (5, Some(3)),
+            (1, Some(3)),
+            (3, Some(0)),
+            (40, Some(6)),
+            (2, Some(6)),
+        ],
+        vec![(4, None), (0, Some(0)), (66, Some(1)), (7, Some(1))],
+    ];
+    for (heads, window, softcap) in [
+        ([4, 2, 8], None, None),
+        ([2, 1, 12], Some(1), None),
+        ([2, 1, 12], Some(40), Some(2.0)),
+        ([2, 2, 6], Some(100), Some(1.5)),
+    ] {
+        hold(trees(&forest), heads, window, softcap);
+    }
+}
+
+fn hold(trees: Vec<PrefixTree>, [heads, kv, dim]: [usize; 3], window: Option<usize>, softcap: Option<f64>) {
+    let rows = trees.iter().flat_map(PrefixTree::runs).map(|run| run.rows.len()).sum();
+    let groups = PrefixGroups::new(trees, &Device::flex());
+    let shape = AttentionShape { groups, window, scale: 1.7 / (dim as f64).sqrt(), softcap };
+    let q = numbers([rows, heads, dim], 10) * 2.0;
+    let (k, v) = (numbers([rows, kv, dim], 11) * 2.0, numbers([rows, kv, dim], 12));
+    let sinks = numbers([1, heads], 14) * 3.0;
+    compare([&q, &k, &v], None, &shape);
+    compare([&q, &k, &v], Some(&sinks), &shape);
+}
+
 /// The kernel beside tensor operations, and all gradients.
-fn compare(inputs: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape, lengths: &[(usize, &[usize])]) {
+fn compare(inputs: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape) {
     let kernel = |qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| attention(qkv, sinks, shape);
     let plain = |qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| packed_attention(qkv, sinks, shape);
     let (actual, expected) = (kernel(inputs, sinks), plain(inputs, sinks));
@@ -115,7 +146,8 @@ fn compare(inputs: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &Attention
     let actual = actual.sum().backward();
     let wanted = plain(b.0.each_ref(), b.1.as_ref()) * weights;
     let wanted = wanted.sum().backward();
-    let what = format!("{lengths:?}, window {:?}, cap {:?}, sinks {}", shape.window, shape.softcap, sinks.is_some());
+    let (trees, window, softcap) = (&shape.groups.trees, shape.window, shape.softcap);
+    let what = format!("{trees:?}, window {window:?}, cap {softcap:?}, sinks {}", sinks.is_some());
     for (name, (a, b)) in ["dq", "dk", "dv"].iter().zip(a.0.iter().zip(&b.0)) {
         let (actual, wanted) = (a.grad(&actual), b.grad(&wanted));
         let what = format!("{name} of {what}");
