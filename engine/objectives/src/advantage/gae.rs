@@ -18,10 +18,6 @@ pub struct Gae {
     #[default(1.0)]
     #[schemars(range(min = 0, max = 1))]
     pub lam: f64,
-    /// Length-adaptive λ of `gae` (VAPO, arXiv:2504.05118): 1 − 1 / (α · tokens), at least 0, in place of `lam`; this is
-    /// α, 0.05 in the paper. `null`: `lam`.
-    #[schemars(extend("exclusiveMinimum" = 0))]
-    pub lam_alpha: Option<f64>,
 }
 
 impl Gae {
@@ -31,14 +27,12 @@ impl Gae {
     ///
     /// All slices are as long as the sequence.
     pub fn estimate(self, rewards: &[f64], values: &[f64], mask: &[bool]) -> (Vec<f64>, Vec<f64>) {
-        let tokens = mask.iter().filter(|scored| **scored).count() as f64;
-        let lam = self.lam_alpha.map_or(self.lam, |alpha| (1.0 - (alpha * tokens).recip()).max(0.0));
         let mut advantages = vec![0.0; rewards.len()];
         let (mut next_value, mut next_advantage) = (0.0, 0.0);
         for t in (0..rewards.len()).rev() {
             if mask[t] {
                 let delta = rewards[t] + self.gamma * next_value - values[t];
-                next_advantage = delta + self.gamma * lam * next_advantage;
+                next_advantage = delta + self.gamma * self.lam * next_advantage;
                 next_value = values[t];
             }
             advantages[t] = next_advantage;
@@ -71,7 +65,7 @@ mod tests {
     fn without_discount_and_decay_an_advantage_is_what_is_still_to_come_less_the_value() {
         let rewards = [0.0, 0.5, 0.0, 1.0];
         let values = [0.3, -0.2, 0.9, 0.4];
-        let gae = Gae::default();
+        let gae = Gae { gamma: 1.0, lam: 1.0 };
         let (advantages, returns) = gae.estimate(&rewards, &values, &[true; 4]);
         for (t, advantage) in advantages.iter().enumerate() {
             let to_come: f64 = rewards[t..].iter().sum();
@@ -82,21 +76,9 @@ mod tests {
 
     #[test]
     fn tokens_outside_the_mask_change_nothing_for_those_inside() {
-        let gae = Gae { gamma: 0.9, lam: 0.8, ..Gae::default() };
+        let gae = Gae { gamma: 0.9, lam: 0.8 };
         let (with, _) = gae.estimate(&[0.1, 9.0, 1.0], &[0.3, -7.0, 0.2], &[true, false, true]);
         let (without, _) = gae.estimate(&[0.1, 1.0], &[0.3, 0.2], &[true; 2]);
         assert!((with[0] - without[0]).abs() < 1e-12 && (with[2] - without[1]).abs() < 1e-12);
-    }
-
-    #[test]
-    fn a_length_adaptive_decay_is_1_less_the_inverse_of_alpha_times_the_scored_tokens() {
-        let (rewards, values, mask) =
-            ([0.0, 0.0, 1.0, 0.5, 1.0], [0.3, -0.2, 5.0, 0.9, 0.4], [true, true, false, true, true]);
-        let by_length = Gae { gamma: 0.9, lam_alpha: Some(0.5), ..Gae::default() };
-        let fixed = Gae { gamma: 0.9, lam: 0.5, ..Gae::default() };
-        assert_eq!(by_length.estimate(&rewards, &values, &mask), fixed.estimate(&rewards, &values, &mask));
-        let short = Gae { lam_alpha: Some(0.05), ..Gae::default() };
-        let none = Gae { lam: 0.0, ..Gae::default() };
-        assert_eq!(short.estimate(&rewards, &values, &mask), none.estimate(&rewards, &values, &mask));
     }
 }
