@@ -3,7 +3,6 @@
 mod cispo;
 mod clip;
 pub mod cov;
-mod dppo;
 mod gmpo;
 mod reinforce;
 mod sapo;
@@ -13,7 +12,6 @@ mod vespo;
 pub use cispo::Cispo;
 pub use clip::{Clip, ClipRange};
 pub use cov::{ClipCov, KlCov};
-pub use dppo::Dppo;
 pub use gmpo::Gmpo;
 pub use sapo::Sapo;
 pub use terms::{ImportanceSamplingLevel, PolicyTerms};
@@ -52,10 +50,6 @@ pub enum PolicyLoss {
     ClipCov(ClipCov),
     /// `−sg(φ) A logp`, `φ = e^λ w^k e^(−λ w)`; w is the sequence's ratio.
     Vespo(Vespo),
-    /// `−sg(min(r, c)) A logp`; 0 if the token's probability has moved too far.
-    #[serde(alias = "dppo_tv")]
-    #[schemars(extend("x-alias" = ["dppo_tv"]))]
-    Dppo(Dppo),
 }
 
 impl Default for PolicyLoss {
@@ -76,7 +70,6 @@ impl PolicyLoss {
             Self::KlCov(loss) => loss,
             Self::ClipCov(loss) => loss,
             Self::Vespo(loss) => loss,
-            Self::Dppo(loss) => loss,
         }
     }
 }

@@ -28,8 +28,6 @@ pub enum Algorithm {
     Gmpo,
     /// Smooth weight of sequence ratios (arXiv:2602.10693).
     Vespo,
-    /// Bound on the change of each token's probability (arXiv:2602.04879).
-    Dppo,
     /// Plain policy gradient (arXiv:2504.02546).
     Gpg,
     /// KL penalty on high-covariance tokens (arXiv:2505.22617).
@@ -54,7 +52,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 20] = [
         Self::Grpo,
         Self::DrGrpo,
         Self::Dapo,
@@ -65,7 +63,6 @@ impl Algorithm {
         Self::Sapo,
         Self::Gmpo,
         Self::Vespo,
-        Self::Dppo,
         Self::Gpg,
         Self::KlCov,
         Self::ClipCov,
@@ -98,7 +95,6 @@ impl Algorithm {
                 "loss_agg_mode": "seq-mean-token-mean"
             }),
             Self::Vespo => json!({"policy_loss": "vespo"}),
-            Self::Dppo => json!({"policy_loss": "dppo"}),
             Self::Gpg => json!({"adv_estimator": "gpg", "policy_loss": "reinforce"}),
             Self::KlCov => json!({"policy_loss": "kl_cov"}),
             Self::ClipCov => json!({"policy_loss": "clip_cov"}),
