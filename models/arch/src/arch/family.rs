@@ -23,9 +23,7 @@ pub enum Family {
     Gemma3,
     /// `SmolLM` 3: Llama with layers that have no rotary embedding.
     SmolLm3,
-    /// `OLMo` 2: norms after each half alone, norms on all of q and k.
-    Olmo2,
-    /// `OLMo` 3: `OLMo` 2 with windows on all but every fourth layer, and `YaRN` in the others.
+    /// `OLMo` 3: norms after each half alone, norms on all of q and k, `YaRN` in the layers without a window.
     Olmo3,
     /// Ministral 3: `YaRN`, and queries that grow with their position.
     Ministral3,
@@ -189,18 +187,8 @@ const QWEN3_5: FamilySpec = FamilySpec {
     ..named(Family::Qwen3_5, "qwen3_5_text", "Qwen3_5")
 };
 
-const OLMO2: FamilySpec = FamilySpec {
-    norm_eps: 1e-5,
-    pre_norms: false,
-    post_norms: true,
-    qk_norm: Some(QkNorm::Projection),
-    window: Window::None,
-    lists_windows: false,
-    ..named(Family::Olmo2, "olmo2", "Olmo2")
-};
-
 /// All families, in the order of [`Family`].
-static FAMILIES: [FamilySpec; 14] = [
+static FAMILIES: [FamilySpec; 13] = [
     LLAMA,
     FamilySpec {
         window: Window::Unlisted(4096),
@@ -262,18 +250,16 @@ static FAMILIES: [FamilySpec; 14] = [
         unrotated: true,
         ..named(Family::SmolLm3, "smollm3", "SmolLM3")
     },
-    OLMO2,
     FamilySpec {
-        family: Family::Olmo3,
-        model_type: "olmo3",
-        class: "Olmo3",
-        scorer: "Olmo3",
+        norm_eps: 1e-5,
+        pre_norms: false,
+        post_norms: true,
+        qk_norm: Some(QkNorm::Projection),
         window: Window::Default(4096),
         windowed: Windowed::Except(4, None),
-        lists_windows: true,
         rope_theta: 5e5,
         ropes_by_type: true,
-        ..OLMO2
+        ..named(Family::Olmo3, "olmo3", "Olmo3")
     },
     FamilySpec {
         head_dim: Some(128),
