@@ -126,7 +126,7 @@ impl<'a> Head<'a> {
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
         match self.arch.logit_softcap {
-            Some(cap) => kernels::softcap(logits, cap),
+            Some(cap) => (logits / cap).tanh() * cap,
             None => logits,
         }
     }

@@ -34,7 +34,6 @@ pub(super) mod rotary;
 pub(super) mod sample;
 pub(super) mod scores;
 pub(super) mod skinny_gemm;
-pub(super) mod softcap;
 mod widest;
 pub(super) mod zeros;
 

@@ -48,12 +48,6 @@ operations! {
         }
     }
 
-    /// `cap · tanh(x / cap)`, element by element, of a tensor of any shape `[rows, columns]`.
-    pub fn softcap(x: Tensor<2>, cap: f64) -> Tensor<2> {
-        cpu: softcap if alike(&[&x]);
-        else { (x / cap).tanh() * cap }
-    }
-
     /// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the
     /// same. The tensor is `[rows, columns]`, of any type.
     pub fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
