@@ -36,7 +36,7 @@ pub const KEEPS: [Technique; 6] = [
 ];
 
 /// Techniques that go with any way of keeping.
-pub const ANYWHERE: [Technique; 7] = [
+pub const ANYWHERE: [Technique; 6] = [
     ("small head chunks", |m| m.head_rows = 3),
     ("attention in chunks", |m| m.attention_rows = 3),
     ("padded rows", |m| m.packing = Packing::Padded),
@@ -48,7 +48,6 @@ pub const ANYWHERE: [Technique; 7] = [
     ("weights away while idle", |m| {
         m.param_offload = ParamOffload::Idle;
     }),
-    ("embedding and head streamed", |m| m.embedding_offload = true),
 ];
 
 /// Techniques that need inputs to be kept.

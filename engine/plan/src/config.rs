@@ -70,9 +70,6 @@ pub struct MemoryConfig {
     pub activation_offload_group: usize,
     /// Location of the policy's weights outside rollout. `streamed` needs `gradient_checkpointing` of all layers.
     pub param_offload: ParamOffload,
-    /// Keep the weights of embedding and head on the host and copy them to the device for each use. Tied ones
-    /// stay on the device.
-    pub embedding_offload: bool,
     /// Outer loop with streamed weights or `zero_stage: 3`.
     pub order: Order,
     /// Accumulate gradients on the host.

@@ -4,7 +4,6 @@ pub(crate) mod activation_offload;
 pub(crate) mod attention_rows;
 pub(crate) mod checkpointing;
 pub(crate) mod concurrent_sequences;
-pub(crate) mod embedding_offload;
 pub(crate) mod gradient_offload;
 pub(crate) mod head_rows;
 pub(crate) mod micro_batches;
@@ -31,7 +30,6 @@ pub const TECHNIQUES: &[&dyn Technique] = &[
     &gradient_offload::GradientOffload,
     &optimizer_offload::OptimizerOffload,
     &weight_offload::WeightOffload,
-    &embedding_offload::EmbeddingOffload,
     &order::SegmentOrder,
     &reference_offload::ReferenceOffload,
     &checkpointing::Checkpointing,
