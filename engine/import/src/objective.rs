@@ -74,26 +74,18 @@ fn unread_settings(assembly: &Assembly) -> Vec<(String, String)> {
 
 /// The algorithm with these settings.
 fn algorithm(assembly: &Assembly) -> Algorithm {
-    let by_sequence = text(assembly, "importance_sampling_level", "token");
-    match text(assembly, "adv_estimator", "grpo") {
-        "gae" => Algorithm::Ppo,
-        "rloo" | "rloo_vectorized" => Algorithm::Rloo,
-        "reinforce_plus_plus" => Algorithm::ReinforcePlusPlus,
-        "reinforce_plus_plus_baseline" => Algorithm::ReinforcePlusPlusBaseline,
-        "remax" => Algorithm::Remax,
-        "opo" => Algorithm::Opo,
-        "pass_at_k" => Algorithm::PassAtK,
-        "gpg" => Algorithm::Gpg,
-        _ => match text(assembly, "policy_loss", "clip") {
-            "cispo" => Algorithm::Cispo,
-            "sapo" => Algorithm::Sapo,
-            "geo_mean" => Algorithm::Gmpo,
-            "vespo" => Algorithm::Vespo,
-            "kl_cov" => Algorithm::KlCov,
-            "clip_cov" => Algorithm::ClipCov,
-            _ if by_sequence == "sequence_token" => Algorithm::GspoToken,
-            _ if by_sequence == "sequence" => Algorithm::Gspo,
-            _ => Algorithm::Grpo,
+    let level = text(assembly, "importance_sampling_level", "token");
+    let name = match text(assembly, "adv_estimator", "grpo") {
+        "gae" => "ppo",
+        "rloo_vectorized" => "rloo",
+        "grpo" | "grpo_leave_one_out" => match text(assembly, "policy_loss", "clip") {
+            "geo_mean" => "gmpo",
+            "clip" | "reinforce" if level == "sequence_token" => "gspo_token",
+            "clip" | "reinforce" if level == "sequence" => "gspo",
+            loss => loss,
         },
-    }
+        estimator => estimator,
+    };
+    // a loss of no name is that of `grpo`
+    serde_json::from_value(name.into()).unwrap_or_default()
 }

@@ -35,7 +35,7 @@
 //! - `written`, `written:key`: a file sets the key to a value; `given:a|b`: to a value or an unresolved one;
 //!   `below:a.|b.`: a key with that prefix; `same:key`, `equal:key`, `same_float:key`: another key has the same text,
 //!   integer, float type; `above:key`: the value exceeds that of another key, 512 by default
-//! - `?name`: a condition, or a function in Rust
+//! - `?name`: a condition, or a function in Rust; `?name:a`: a function with an argument
 
 use super::facts::{Facts, truth};
 use super::key_mapping::{MappedKey, SourceKey, absent, cannot, float, not_needed, plain, set_all};
@@ -56,6 +56,8 @@ pub(super) enum Function {
     To(fn(&SourceKey, &str) -> MappedKey),
     /// Condition on a key.
     Holds(fn(&SourceKey) -> bool),
+    /// Condition with an argument.
+    Is(fn(&SourceKey, &str) -> bool),
 }
 
 pub(super) type Functions = &'static [(&'static str, Function)];
@@ -294,9 +296,12 @@ impl<'t> Reader<'t> {
             }));
         }
         if let Some(name) = word.strip_prefix('?') {
-            return match (self.conditions.get(name), self.function(name)) {
+            let (function, argument) = name.split_once(':').unwrap_or((name, ""));
+            let argument = argument.to_owned();
+            return match (self.conditions.get(name), self.function(function)) {
                 (Some((holds, _)), _) => Ok(holds.clone()),
                 (None, Some(Function::Holds(holds))) => Ok(Arc::new(holds)),
+                (None, Some(Function::Is(is))) => Ok(Arc::new(move |source| is(source, &argument))),
                 _ => Err(format!("no condition {name}")),
             };
         }

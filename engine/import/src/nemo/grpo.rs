@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
     By: correction loggers passes policy_loss shaping steps;
-    Holds: has_baseline has_leave_one_out is_gae is_grpo is_normalized is_reinforce;
+    Is: estimator switch;
 };
 
 /// Returns true if the run is PPO.
@@ -55,38 +55,15 @@ fn passes(source: &SourceKey) -> MappedKey {
 }
 
 /// A switch of the estimator, or else of the algorithm's section; on by default.
-fn estimator_switch(source: &SourceKey, name: &str) -> bool {
+fn switch(source: &SourceKey, name: &str) -> bool {
     let value = algorithm_key(source.facts, &format!("adv_estimator.{name}"));
     value.or_else(|| algorithm_key(source.facts, name)).is_none_or(|value| truth(value) == Some(true))
 }
 
-fn estimator_name<'a>(source: &SourceKey<'a>) -> &'a str {
+/// Returns true if the estimator has a name.
+fn estimator(source: &SourceKey, name: &str) -> bool {
     let default = if is_ppo(source.facts) { "gae" } else { "grpo" };
-    algorithm_key(source.facts, "adv_estimator.name").and_then(Value::as_str).unwrap_or(default)
-}
-
-fn is_gae(source: &SourceKey) -> bool {
-    estimator_name(source) == "gae"
-}
-
-fn is_grpo(source: &SourceKey) -> bool {
-    estimator_name(source) == "grpo"
-}
-
-fn is_reinforce(source: &SourceKey) -> bool {
-    estimator_name(source) == "reinforce_plus_plus"
-}
-
-fn has_baseline(source: &SourceKey) -> bool {
-    estimator_switch(source, "minus_baseline")
-}
-
-fn has_leave_one_out(source: &SourceKey) -> bool {
-    estimator_switch(source, "use_leave_one_out_baseline")
-}
-
-fn is_normalized(source: &SourceKey) -> bool {
-    estimator_switch(source, "normalize_rewards")
+    algorithm_key(source.facts, "adv_estimator.name").and_then(Value::as_str).unwrap_or(default) == name
 }
 
 fn shaping(source: &SourceKey) -> MappedKey {

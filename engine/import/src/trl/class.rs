@@ -3,6 +3,7 @@
 
 use crate::entry::PROGRAM;
 use crate::facts::Facts;
+use crate::key_mapping::SourceKey;
 use crate::literal::has_word;
 use crate::python::CLASS;
 
@@ -58,6 +59,11 @@ pub(super) fn from_file_names(facts: &Facts) -> Option<Class> {
 /// Keys of only one class.
 const PPO_KEYS: &str = "num_ppo_epochs total_episodes cliprange kl_coef num_mini_batches sft_model_path whiten_rewards";
 const RLOO_KEYS: &str = "normalize_advantages reward_clip_range";
+
+/// Returns true if the class of the files' arguments is that of an algorithm.
+pub(super) fn algorithm(source: &SourceKey, name: &str) -> bool {
+    RL.contains(&(name, class(source.facts)))
+}
 
 /// The class of the files' arguments.
 pub(super) fn class(facts: &Facts) -> Class {

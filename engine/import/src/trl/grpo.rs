@@ -1,14 +1,14 @@
 //! The arguments of `GRPOConfig`, `RLOOConfig` and `PPOConfig`.
 
 use super::batch::BatchSizes;
-use super::class::{Class, class};
+use super::class::algorithm;
 use crate::rules::prelude::*;
 use serde_json::{Value, json};
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
     By: episodes generation mini_batches stop validation;
-    Holds: is_grpo is_ppo is_rloo;
+    Is: algorithm;
 };
 
 fn generation(source: &SourceKey) -> MappedKey {
@@ -33,18 +33,6 @@ fn stop(source: &SourceKey) -> MappedKey {
         Value::Array(texts) if texts.iter().all(Value::is_string) => set("rollout.stop", texts.clone()),
         _ => source.off_or_wrong("strings"),
     }
-}
-
-fn is_grpo(source: &SourceKey) -> bool {
-    class(source.facts) == Class::Grpo
-}
-
-fn is_rloo(source: &SourceKey) -> bool {
-    class(source.facts) == Class::Rloo
-}
-
-fn is_ppo(source: &SourceKey) -> bool {
-    class(source.facts) == Class::Ppo
 }
 
 fn mini_batches(source: &SourceKey) -> MappedKey {

@@ -1,21 +1,35 @@
-//! Masks, corrections, token-level rewards and advantages of a training step's rollouts.
+//! The implementation of [`Objective`]: masks, corrections, token-level rewards and advantages of a training step's
+//! rollouts.
 
 use super::composition::{Advantages, PolicyGradient};
-use crate::advantage::{AdvantageInputs, mean, normalize_then_sum};
+use crate::advantage::{AdvantageEstimator, AdvantageInputs, mean, normalize_then_sum};
 use crate::coefficients::AdaptiveCoefficients;
+use crate::entropy::EntropyBonus;
 use crate::kl_controller::{KlInReward, token_level_rewards};
+use crate::loss_sums::LossSums;
 use crate::rejection::kept_tokens;
-use crate::traits::Objective;
+use crate::traits::{Needs, Objective, OptimizerStep};
 use firebrick_core::rollout::Rollout;
 use firebrick_sampler::FinishReason;
 use std::collections::HashMap;
 
-impl PolicyGradient {
-    /// Fills in masks, corrections and advantages; returns what to report.
-    ///
+/// Metric: the mean entropy of the scored tokens.
+pub(super) const ENTROPY: &str = "actor/entropy";
+
+impl Objective for PolicyGradient {
+    fn needs(&self) -> Needs {
+        Needs {
+            reference: self.kl_loss.is_some() || self.advantages.kl_in_reward().is_some(),
+            greedy: self.advantages.estimator() == Some(AdvantageEstimator::Remax),
+            values: self.advantages.gae().is_some(),
+            scores: self.loss.formula().chooses_tokens() || self.top_entropy.is_some(),
+            entropy: self.entropy_bonus.is_some(),
+        }
+    }
+
     /// A completion without a reward, or without the baseline that its reward is compared with, is left out: everything
     /// is computed as if the step did not have it.
-    pub(super) fn advantages_of(
+    fn compute_advantages(
         &self,
         rollouts: &mut [Rollout],
         coefficients: &mut AdaptiveCoefficients,
@@ -49,6 +63,23 @@ impl PolicyGradient {
         metrics
     }
 
+    fn prepare(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
+        self.prepare_step(step, coefficients);
+    }
+
+    fn update_coefficients(&self, sums: &LossSums, coefficients: &mut AdaptiveCoefficients) {
+        let Some(EntropyBonus::Adaptive(by)) = &self.entropy_bonus else {
+            return;
+        };
+        let mean_entropy = sums.values().find(|(name, _)| *name == ENTROPY);
+        let measured = coefficients.measured.take().or(mean_entropy.map(|(_, v)| v));
+        if let Some(entropy) = measured {
+            coefficients.entropy_coefficient(by).update(entropy, by);
+        }
+    }
+}
+
+impl PolicyGradient {
     /// Advantages, and returns where a critic learns them, of completions with these rewards by token.
     fn estimate(&self, rollouts: &mut [&mut Rollout], rewards: &[Vec<f64>], lone: &[bool]) {
         let groups: Vec<u64> = rollouts.iter().map(|r| r.prompt_index).collect();

@@ -1,7 +1,7 @@
 //! The implementation of [`TokenLoss`]: policy loss, KL to the reference, entropy bonus.
 
+use super::advantages::ENTROPY;
 use super::composition::PolicyGradient;
-use super::objective::ENTROPY;
 use crate::kl::kl_penalty;
 use crate::policy::Ratios;
 use crate::sequence_reduction::SequenceReduction;

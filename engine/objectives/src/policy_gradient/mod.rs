@@ -4,7 +4,6 @@
 mod advantages;
 mod composition;
 mod loss;
-mod objective;
 mod prepare;
 
 pub use composition::{Advantages, PolicyGradient};

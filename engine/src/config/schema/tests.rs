@@ -12,31 +12,25 @@ sft: {train: rows.jsonl}
 memory: {gradient_checkpointing: true, activation_offload: true, optimizer_offload: cpu}
 ";
 
-/// The keys of an objective that are read only beside others.
-fn companions(key: &str) -> Vec<String> {
-    let with: &[&str] = match key {
-        _ if key.starts_with("critic") || key.starts_with("memory.critic") => &["objective=ppo"],
-        "rollout.dynamic_sampling.max_num_gen_batches" | "rollout.dynamic_sampling.oversampling" => {
-            &["rollout.dynamic_sampling.enable=true"]
-        }
-        "objective.kl_ctrl.horizon" => &["objective.use_kl_in_reward=true"],
-        "objective.rollout_is_threshold" | "objective.rollout_is_threshold_lower" => {
-            &["objective.rollout_is=token_mask"]
-        }
-        "objective.entropy_coef_delta" => &["objective.use_adaptive_entropy=true"],
-        "objective.tau_pos" | "objective.tau_neg" => &["objective=sapo"],
-        "objective.lam" => &["objective=ppo"],
-        _ if key.contains("vespo") => &["objective=vespo"],
-        _ if key.contains("cov") || key.contains("ppo_kl") => {
-            if key.contains("clip_cov") {
-                &["objective=clip_cov"]
-            } else {
-                &["objective=kl_cov"]
-            }
-        }
-        _ => &[],
-    };
-    with.iter().map(|&setting| setting.to_owned()).collect()
+/// Settings beside which a key is read, by what the schema says of it and of its sections.
+fn companions(keys: &[Key], path: &str) -> Vec<String> {
+    let mut settings = Vec::new();
+    if path.starts_with("critic") || path.starts_with("memory.critic") {
+        settings.push("objective=ppo".to_owned());
+    } else if path.starts_with("rollout.dynamic_sampling") {
+        settings.push("rollout.dynamic_sampling.enable=true".to_owned());
+    }
+    let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+    for key in ends.filter_map(|end| keys.iter().find(|key| key.path == path[..end])) {
+        let Some((name, values)) = &key.with else { continue };
+        let section = key.path.rsplit_once('.').map_or(String::new(), |(section, _)| format!("{section}."));
+        let other = format!("{section}{name}");
+        settings.extend(companions(keys, &other));
+        let named = keys.iter().find(|key| key.path == other).and_then(|key| key.values.first());
+        let value = values.first().or(named.map(|(name, _)| name)).map_or("true", String::as_str);
+        settings.push(format!("{other}={value}"));
+    }
+    settings
 }
 
 fn validator() -> jsonschema::Validator {
@@ -109,10 +103,10 @@ fn beyond(key: &Key) -> Vec<f64> {
 
 #[test]
 fn numbers_beyond_a_bound_are_refused_with_the_key_in_files_and_in_code() {
-    let mut checked = 0;
-    for key in keys().iter().filter(|key| key.kinds.is_empty() && !key.path.starts_with("task.")) {
+    let (keys, mut checked) = (keys(), 0);
+    for key in keys.iter().filter(|key| key.kinds.is_empty() && !key.path.starts_with("task.")) {
         for number in beyond(key) {
-            let mut overrides = companions(&key.path);
+            let mut overrides = companions(&keys, &key.path);
             overrides.push(format!("{}={number}", key.path));
             let error = parse(COMPLETE, &overrides).expect_err(&key.path).to_string();
             assert!(error.contains(&key.path) && error.contains("must be "), "{}={number}: {error}", key.path);
@@ -132,7 +126,7 @@ fn every_second_name_that_is_read_is_in_the_schema() {
         include_str!("../../../objectives/src/advantage/estimator.rs"),
         include_str!("../../../objectives/src/correction.rs"),
         include_str!("../../../objectives/src/kl.rs"),
-        include_str!("../../../objectives/src/policy/loss.rs"),
+        include_str!("../../../objectives/src/policy/mod.rs"),
     ] {
         for name in source.split("alias = \"").skip(1) {
             let name = name.split('"').next().unwrap_or_default();

@@ -8,6 +8,7 @@ use firebrick_engine::objective::kl_controller::{KlController, token_level_rewar
 use firebrick_engine::objective::value::ValueLoss;
 use firebrick_engine::sequence::TokenColumns;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::{Case, Mask, Set, assert_rows, rows, vector};
 use crate::support::{assert_all_close, assert_close, parse, values};
@@ -94,7 +95,7 @@ pub(super) fn gae(case: &Case, set: &Set) {
     let params: GaeParams = case.params();
     let mask = Mask::new(&set[&params.mask]);
     let (rewards, values) = (rows(&set[&params.rewards]), rows(&set[&params.values]));
-    let gae = Gae { gamma: params.gamma, lam: params.lam };
+    let gae: Gae = parse(&case.name, &json!({"gamma": params.gamma, "lam": params.lam}));
     let (advantages, returns): (Vec<Vec<f64>>, Vec<Vec<f64>>) = rewards
         .iter()
         .zip(&values)
