@@ -338,3 +338,19 @@ impl Group {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_count_along_the_path_of_a_run() {
+        let layout = SequenceLayout::shared_prefix(&[3, 2, 1, 2, 2], &[None, Some(0), Some(1), Some(0), None]);
+        assert_eq!(layout.positions(), [0, 1, 2, 3, 4, 5, 3, 4, 0, 1]);
+        assert_eq!((layout.longest(), layout.tokens()), (6, 10));
+        assert!(layout.shares_prefixes());
+        let alone = SequenceLayout::packed(&[2, 1], Grouping { waste: 0.0, queries: 0 }, &Device::flex());
+        assert_eq!((alone.parents(), alone.positions()), (&[None, None][..], vec![0, 1, 0]));
+        assert!(!alone.shares_prefixes());
+    }
+}

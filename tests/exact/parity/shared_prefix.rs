@@ -1,6 +1,6 @@
 //! Rows that share a prefix have the scores, loss, gradients and updates of rows that are computed apart.
 
-use firebrick_engine::batch::Batch;
+use firebrick_engine::batch::{Batch, forest};
 use firebrick_engine::learner::{score_cut, train_cut};
 use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan};
 use firebrick_engine::sequence::Sequence;
@@ -8,9 +8,28 @@ use firebrick_engine::sequence::Sequence;
 use super::plans::{HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, trained};
 use crate::support::{assert_all_close, assert_gradient, checked};
 
+/// Completions behind prefixes of three levels: a system prompt of all, the prompts behind it, and two turns behind the
+/// first of these.
+fn nested(rows: &[Sequence]) -> Vec<Sequence> {
+    const COMPLETION: usize = 3;
+    let first = &rows[0];
+    let piece = |kind: usize, count: usize| -> Vec<u32> {
+        let tokens = rows.iter().flat_map(|row| row.tokens.iter().copied()).cycle();
+        tokens.skip(5 * kind).take(count).collect()
+    };
+    let completion = |prompt: &[usize], kind: usize| {
+        let prompt: Vec<u32> = prompt.iter().flat_map(|&kind| piece(kind, 20)).collect();
+        let sequence = Sequence::completion(&prompt, &piece(kind, COMPLETION));
+        let columns = first.columns.map(|column: &Vec<f64>| column[..COMPLETION].to_vec());
+        Sequence { tokens: sequence.tokens, positions: sequence.positions, columns, ..first.clone() }
+    };
+    let prompts: [&[usize]; 5] = [&[0, 1], &[0, 1, 4], &[0, 1, 5], &[0, 2], &[0, 3]];
+    prompts.iter().flat_map(|prompt| [completion(prompt, 6), completion(prompt, 7)]).collect()
+}
+
 /// Ragged groups: the first rows of a model's batch, which begin alike, and of the first one an identical row, one
 /// without a completion, one whose second half alone is scored (an earlier turn is its prompt), and one that goes on
-/// behind it.
+/// behind it; then [`nested`] ones.
 fn groups(rows: &[Sequence]) -> Vec<Sequence> {
     let first = &rows[0];
     let part = |tokens: usize, scored: std::ops::Range<usize>| {
@@ -30,7 +49,24 @@ fn groups(rows: &[Sequence]) -> Vec<Sequence> {
         part(tokens, scored / 2..scored),
         part(tokens - 2, scored / 2..scored - 3),
     ]);
+    all.extend(nested(rows));
     all
+}
+
+#[test]
+fn prefixes_of_several_levels_are_shared() {
+    let (_, rows) = models().remove(0);
+    let mut sequences: Vec<Sequence> = nested(&rows);
+    sequences.sort_by(|a, b| a.tokens.cmp(&b.tokens));
+    let nodes = forest(&sequences.iter().collect::<Vec<_>>());
+    let depth = |mut index: usize| {
+        let mut depth = 1;
+        while let Some(parent) = nodes[index].parent {
+            (index, depth) = (parent, depth + 1);
+        }
+        depth
+    };
+    assert_eq!((0..nodes.len()).map(depth).max(), Some(4));
 }
 
 #[test]

@@ -2,29 +2,54 @@
 
 use super::{assert_near, leaf, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device};
-use firebrick_backends::kernels::{self, AttentionShape, PrefixGroup, PrefixGroups};
-use std::ops::Range;
+use firebrick_backends::kernels::{self, AttentionShape, PrefixGroups, PrefixRun, PrefixTree};
 
 on_gpus!(
     attention_of_packed_sequences_and_its_gradients_are_their_formulas,
     sinks_join_the_softmax_of_every_row_and_have_gradients,
 );
 
-/// Prefix groups laid out one after the other, with a row between them that is in none: the lengths of a prefix and of
-/// its members.
-fn groups(lengths: &[(usize, &[usize])]) -> (Vec<PrefixGroup>, usize) {
+/// The rows of a run of a tree, and its parent.
+type Run = (usize, Option<usize>);
+
+/// Trees laid out one after the other, with a row between them that is in none.
+fn laid_out(trees: &[Vec<Run>]) -> (Vec<PrefixTree>, usize) {
     let mut at = 0;
     let mut next = |n: usize| {
         at += n;
         at - n..at
     };
-    let group = |&(prefix, members): &(usize, &[usize])| {
-        let group = PrefixGroup { prefix: next(prefix), members: members.iter().map(|&n| next(n)).collect() };
+    let tree = |runs: &Vec<Run>| {
+        let tree = PrefixTree::new(runs.iter().map(|&(n, parent)| PrefixRun { rows: next(n), parent }).collect());
         next(1);
-        group
+        tree
     };
-    let groups = lengths.iter().map(group).collect();
-    (groups, at)
+    let trees = trees.iter().map(tree).collect();
+    (trees, at)
+}
+
+/// Trees of one level: the lengths of a prefix and of its members.
+fn one_level(lengths: &[(usize, &[usize])]) -> Vec<Vec<Run>> {
+    let tree = |&(prefix, members): &(usize, &[usize])| {
+        std::iter::once((prefix, None)).chain(members.iter().map(|&n| (n, Some(0)))).collect()
+    };
+    lengths.iter().map(tree).collect()
+}
+
+/// A system prompt, prompts, and completions of which one goes on in two turns; beside it another tree.
+fn three_levels() -> Vec<Vec<Run>> {
+    let first = [
+        (70, None),
+        (30, Some(0)),
+        (9, Some(1)),
+        (65, Some(1)),
+        (5, Some(3)),
+        (1, Some(3)),
+        (3, Some(0)),
+        (40, Some(6)),
+        (2, Some(6)),
+    ];
+    vec![first.to_vec(), vec![(4, None), (66, Some(0)), (7, Some(1)), (20, Some(1))]]
 }
 
 /// Heads, key heads, dimensions.
@@ -89,34 +114,35 @@ impl Expected {
     }
 }
 
-/// Rows of keys that a row sees: of those before its own range, then up to itself.
-fn seen(prefix: &Range<usize>, own: &Range<usize>, row: usize, window: Option<usize>) -> Vec<usize> {
-    let mut keys: Vec<usize> = prefix.clone().chain(own.start..=row).collect();
+/// Rows of keys that a row of the last run of a path sees: those of the path up to itself.
+fn seen(tree: &PrefixTree, path: &[usize], row: usize, window: Option<usize>) -> Vec<usize> {
+    let rows = path.iter().flat_map(|&run| tree.runs()[run].rows.clone());
+    let mut keys: Vec<usize> = rows.take_while(|&key| key != row).chain([row]).collect();
     let unseen = keys.len().saturating_sub(window.unwrap_or(usize::MAX));
     keys.split_off(unseen)
 }
 
 fn hold(
-    lengths: &[(usize, &[usize])],
+    runs: &[Vec<Run>],
     heads: Heads,
     (window, softcap): (Option<usize>, Option<f64>),
     precision: (DType, f64),
     device: &Device,
 ) {
     let numbers = (2.0, false);
-    hold_sized(lengths, heads, (window, softcap), precision, numbers, device);
+    hold_sized(runs, heads, (window, softcap), precision, numbers, device);
 }
 
 /// Of queries and keys up to `size`, with or without sinks.
 fn hold_sized(
-    lengths: &[(usize, &[usize])],
+    runs: &[Vec<Run>],
     heads: Heads,
     (window, softcap): (Option<usize>, Option<f64>),
     (dtype, tolerance): (DType, f64),
     (size, with_sinks): (f64, bool),
     device: &Device,
 ) {
-    let (groups, rows) = groups(lengths);
+    let (trees, rows) = laid_out(runs);
     let Heads { query, kv, dim } = heads;
     let wide = |n: usize, salt, size| {
         let raw = numbers(rows * n * dim, salt, size);
@@ -126,7 +152,7 @@ fn hold_sized(
         (wide(query, 51, size), wide(kv, 52, size), wide(kv, 53, 2.0), wide(query, 54, 2.0));
     let sinks = with_sinks.then(|| stored(numbers(query, 55, 3.0), [1, query], dtype, device));
     let shape = AttentionShape {
-        groups: PrefixGroups::new(groups.clone(), device),
+        groups: PrefixGroups::new(trees.clone(), device),
         window,
         scale: 1.0 / (dim as f64).sqrt(),
         softcap,
@@ -135,19 +161,17 @@ fn hold_sized(
         Rows { q: &qs, k: &ks, v: &vs, gradient: &gs, sinks: sinks.as_ref().map(|(_, own)| own.as_slice()), heads };
     let sizes = [qs.len(), qs.len(), ks.len(), vs.len(), query];
     let mut expected = Expected(sizes.map(|n| vec![0.0; n]));
-    for PrefixGroup { prefix, members } in &groups {
-        let none = prefix.start..prefix.start;
-        let ranges = std::iter::once((&none, prefix)).chain(members.iter().map(|m| (prefix, m)));
-        for (prefix, own) in ranges {
-            for row in own.clone() {
-                let keys = seen(prefix, own, row, window);
+    for tree in &trees {
+        for (path, run) in tree.paths().iter().zip(tree.runs()) {
+            for row in run.rows.clone() {
+                let keys = seen(tree, path, row, window);
                 for head in 0..query {
                     expected.add(&numbers, &shape, row, head, &keys);
                 }
             }
         }
     }
-    let what = format!("{lengths:?}, {heads:?}, window {window:?}, cap {softcap:?} in {dtype:?}");
+    let what = format!("{runs:?}, {heads:?}, window {window:?}, cap {softcap:?} in {dtype:?}");
     let leaves = [&q, &k, &v].map(leaf);
     let sinks = sinks.as_ref().map(|(own, _)| leaf(own));
     let out = kernels::attention(leaves.each_ref(), sinks.as_ref(), &shape);
@@ -170,7 +194,9 @@ fn sinks_join_the_softmax_of_every_row_and_have_gradients(device: &Device) {
         for (heads, window, softcap) in
             [(heads(4, 2, 64), None, None), (heads(4, 2, 20), Some(33), None), (heads(3, 1, 64), Some(17), Some(1.5))]
         {
-            hold_sized(&[(37, &[5, 90, 1]), (0, &[20])], heads, (window, softcap), precision, (2.0, true), device);
+            for runs in [one_level(&[(37, &[5, 90, 1]), (0, &[20])]), three_levels()] {
+                hold_sized(&runs, heads, (window, softcap), precision, (2.0, true), device);
+            }
         }
     }
 }
@@ -179,27 +205,59 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas(device: &D
     let heads = |query, kv, dim| Heads { query, kv, dim };
     for precision in precisions(device) {
         // a block and more, a tile and less, one row; sequences that share a beginning
-        hold(&[(0, &[130]), (0, &[1]), (0, &[31, 70])], heads(2, 1, 20), (None, None), precision, device);
-        hold(&[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])], heads(4, 2, 20), (None, None), precision, device);
+        hold(&one_level(&[(0, &[130]), (0, &[1]), (0, &[31, 70])]), heads(2, 1, 20), (None, None), precision, device);
+        hold(
+            &one_level(&[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])]),
+            heads(4, 2, 20),
+            (None, None),
+            precision,
+            device,
+        );
         for window in [1, 17, 40, 100] {
-            hold(&[(80, &[30, 7, 70]), (3, &[90])], heads(3, 3, 20), (Some(window), None), precision, device);
+            hold(
+                &one_level(&[(80, &[30, 7, 70]), (3, &[90])]),
+                heads(3, 3, 20),
+                (Some(window), None),
+                precision,
+                device,
+            );
         }
-        hold(&[(12, &[50, 40])], heads(6, 2, 20), (Some(33), Some(1.5)), precision, device);
+        hold(&one_level(&[(12, &[50, 40])]), heads(6, 2, 20), (Some(33), Some(1.5)), precision, device);
+    }
+    for precision in precisions(device) {
+        for dim in [20, 64] {
+            for (window, softcap) in [(None, None), (Some(1), None), (Some(40), Some(2.0)), (Some(100), None)] {
+                hold(&three_levels(), heads(4, 2, dim), (window, softcap), precision, device);
+            }
+        }
     }
     // heads of which tensor cores make matrices, in half precision; those of 128 by other sizes
     for precision in precisions(device) {
-        hold(&[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])], heads(4, 2, 64), (None, None), precision, device);
-        hold(&[(12, &[50, 40]), (0, &[130])], heads(6, 2, 16), (Some(33), Some(1.5)), precision, device);
-        hold(&[(80, &[30, 7, 70]), (0, &[1])], heads(3, 1, 128), (Some(70), None), precision, device);
-        hold(&[(0, &[100])], heads(1, 1, 80), (None, Some(2.0)), precision, device);
+        hold(
+            &one_level(&[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])]),
+            heads(4, 2, 64),
+            (None, None),
+            precision,
+            device,
+        );
+        hold(&one_level(&[(12, &[50, 40]), (0, &[130])]), heads(6, 2, 16), (Some(33), Some(1.5)), precision, device);
+        hold(&one_level(&[(80, &[30, 7, 70]), (0, &[1])]), heads(3, 1, 128), (Some(70), None), precision, device);
+        hold(&one_level(&[(0, &[100])]), heads(1, 1, 80), (None, Some(2.0)), precision, device);
         // Gemma 2's, for which most shared memory is wanted
-        hold(&[(12, &[50, 40]), (0, &[33])], heads(2, 1, 256), (Some(48), Some(2.0)), precision, device);
+        hold(&one_level(&[(12, &[50, 40]), (0, &[33])]), heads(2, 1, 256), (Some(48), Some(2.0)), precision, device);
         // scores so far apart that sums are multiplied anew from tile to tile
         for dim in [32, 128] {
-            hold_sized(&[(40, &[200, 60])], heads(2, 1, dim), (None, None), precision, (6.0, false), device);
+            hold_sized(
+                &one_level(&[(40, &[200, 60])]),
+                heads(2, 1, dim),
+                (None, None),
+                precision,
+                (6.0, false),
+                device,
+            );
         }
     }
     for dim in [6, 130] {
-        hold(&[(0, &[67, 33])], heads(2, 1, dim), (None, None), (DType::F32, 1e-5), device);
+        hold(&one_level(&[(0, &[67, 33])]), heads(2, 1, dim), (None, None), (DType::F32, 1e-5), device);
     }
 }

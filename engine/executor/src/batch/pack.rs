@@ -336,20 +336,37 @@ impl<'a> Batch<'a> {
     /// Cuts the most costly micro-batches in two until there are a multiple of `ranks`, or no micro-batch has two
     /// sequences: none of the ranks is then idle while another works. Parts without sequences are dropped.
     fn spread_out(&mut self, ranks: usize) {
-        if ranks <= 1 {
-            return;
-        }
-        let mut micros = std::mem::take(&mut self.micros);
+        let micros = std::mem::take(&mut self.micros);
+        let mut micros = self.within_budget(micros);
         micros.retain(|micro| !micro.is_empty());
-        while !micros.len().is_multiple_of(ranks) {
-            let several = micros.iter_mut().filter(|micro| micro.len() > 1);
-            let Some(most) = several.max_by_key(|micro| self.cost(micro)) else {
+        while ranks > 1 && !micros.len().is_multiple_of(ranks) {
+            let several = (0..micros.len()).filter(|&i| micros[i].len() > 1);
+            let Some(most) = several.max_by_key(|&i| self.cost(&micros[i])) else {
                 break;
             };
-            let half = self.half(most);
-            micros.push(half);
+            let mut kept = micros.swap_remove(most);
+            let half = self.half(&mut kept);
+            micros.extend(self.within_budget(vec![kept, half]));
         }
         self.micros = micros;
+    }
+
+    /// Cuts micro-batches in two that are above the budget after all: a run that more sequences share may be too short
+    /// for a part of them.
+    fn within_budget(&self, micros: Vec<Vec<usize>>) -> Vec<Vec<usize>> {
+        if self.cut.layout != Layout::SharedPrefix {
+            return micros;
+        }
+        let (mut within, mut rest) = (Vec::with_capacity(micros.len()), micros);
+        while let Some(mut micro) = rest.pop() {
+            if micro.len() > 1 && self.rows(&micro) > self.cut.max_tokens {
+                rest.push(self.half(&mut micro));
+                rest.push(micro);
+            } else {
+                within.push(micro);
+            }
+        }
+        within
     }
 
     /// Takes about half of the sequences of a micro-batch: alternate ones where they are packed, the shorter ones where

@@ -170,6 +170,47 @@ fn ranks_get_whole_groups_while_there_are_as_many() {
     );
 }
 
+/// Groups of completions of 100 tokens; each group's prompt has the system prompt before its tokens.
+fn with_system(system: usize, prompts: &[usize], completions: usize) -> Vec<Sequence> {
+    let group = |(index, &tokens): (usize, &usize)| -> Vec<Sequence> {
+        let prompt = [vec![7; system], vec![100 + index as u32; tokens]].concat();
+        let completion = |first: usize| Sequence::completion(&prompt, &vec![1000 + first as u32; 100]);
+        (0..completions).map(completion).collect()
+    };
+    prompts.iter().enumerate().flat_map(group).collect()
+}
+
+#[test]
+fn a_system_prompt_counts_once_before_the_prompts_behind_it() {
+    let sequences = with_system(200, &[51; 4], 8);
+    let rows = |budget, ranks| {
+        let batch = Batch::pack_for(&sequences, cut(Layout::SharedPrefix, budget, None), ranks).unwrap();
+        (batch.indices().len(), batch.stats(wasting(0.0)).unique_tokens)
+    };
+    let group = 50 + 8 * 101;
+    assert_eq!(rows(10_000, 1), (1, 200 + 4 * group));
+    // groups stay together where they have to be apart, and repeat what is before them
+    assert_eq!(rows(200 + 2 * group, 1), (2, 2 * 200 + 4 * group));
+    assert_eq!(rows(200 + group, 1), (4, 4 * (200 + group)));
+}
+
+#[test]
+fn ranks_share_the_branches_of_a_tree_and_repeat_a_short_root() {
+    let sequences = with_system(40, &[51; 8], 8);
+    for ranks in [2, 4, 8] {
+        let batch = Batch::pack_for(&sequences, cut(Layout::SharedPrefix, 100_000, None), ranks).unwrap();
+        let stats = batch.stats(wasting(0.0));
+        assert_eq!(stats.unique_tokens, ranks * 40 + 8 * (50 + 8 * 101), "{ranks} ranks");
+        assert!(stats.imbalance < 1.01, "{ranks} ranks: {}", stats.imbalance);
+    }
+    // groups of several sizes: a rank has what is about its part
+    let sequences = with_system(40, &[30, 900, 60, 120, 400, 250, 80, 700], 4);
+    let batch = Batch::pack_for(&sequences, cut(Layout::SharedPrefix, 100_000, None), 3).unwrap();
+    let stats = batch.stats(wasting(0.0));
+    assert_eq!(stats.micro_batches, 3);
+    assert!(stats.imbalance < 1.1, "{}", stats.imbalance);
+}
+
 proptest! {
     #[test]
     fn no_micro_batch_exceeds_the_budget_and_none_is_lost(
