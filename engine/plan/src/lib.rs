@@ -35,5 +35,5 @@ pub use partition::Partition;
 pub use plan::{ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, Segment};
 pub use preset::Preset;
 pub use saved::{PlanReport, PlannedFor};
-pub use technique::Technique;
+pub use technique::{About, Technique, TechniqueKind};
 pub use techniques::TECHNIQUES;
