@@ -37,5 +37,5 @@ pub use plan::{
 };
 pub use preset::Preset;
 pub use saved::{PlanReport, PlannedFor};
-pub use technique::Technique;
+pub use technique::{About, Technique, TechniqueKind};
 pub use techniques::TECHNIQUES;

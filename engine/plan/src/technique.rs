@@ -10,12 +10,12 @@ use std::fmt::Display;
 /// in reports. [`TECHNIQUES`](crate::TECHNIQUES) lists all of them; settings, plans, search, reports and documents
 /// follow from the list.
 pub trait Technique: Sync {
-    /// Keys of a configuration, by their paths.
-    fn keys(&self) -> &'static [&'static str];
+    /// Its keys, and who decides about it.
+    fn about(&self) -> About;
 
-    /// True for a division of the work among ranks.
-    fn is_parallelism(&self) -> bool {
-        false
+    /// Keys of a configuration, by their paths.
+    fn keys(&self) -> &'static [&'static str] {
+        self.about().keys
     }
 
     /// Rejects settings that cannot work with any model.
@@ -43,11 +43,6 @@ pub trait Technique: Sync {
     /// `Error::Plan` with the first mistake.
     fn check_plan(&self, _plan: &ModelPlan, _arch: &Arch) -> Result<()> {
         Ok(())
-    }
-
-    /// True if the planner chooses it independently of the settings.
-    fn is_chosen(&self) -> bool {
-        false
     }
 
     /// Gives its keys their defaults.
@@ -90,18 +85,41 @@ pub trait Technique: Sync {
 
     /// Removes it from settings that use it, or what the planner changed of it: the plan that the report compares with.
     fn undo(&self, used: &mut Candidate, request: &Request) {
-        if self.is_chosen() { self.turn_off(&mut used.memory) } else { used.memory.reset(self.keys(), &request.memory) }
+        if self.about().kind == TechniqueKind::Chosen {
+            self.turn_off(&mut used.memory);
+        } else {
+            used.memory.reset(self.keys(), &request.memory);
+        }
     }
+}
 
+/// The keys of a technique, and who decides about it.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    /// Keys of a configuration, by their paths.
+    pub keys: &'static [&'static str],
+    /// Who decides.
+    pub kind: TechniqueKind,
     /// Settings that show it by itself, over gradient checkpointing: `firebrick plan --techniques` compares them.
-    fn examples(&self) -> &'static [&'static str] {
-        &[]
-    }
+    pub examples: &'static [&'static str],
+}
+
+/// Who decides about a technique.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TechniqueKind {
+    /// The settings, which are limits where the planner tries sizes.
+    Set,
+    /// The planner, independently of the settings.
+    Chosen,
+    /// The settings or a search of degrees: it divides the work among ranks.
+    Parallelism,
 }
 
 /// Names that the file of a technique uses.
 pub(crate) mod prelude {
-    pub(crate) use super::{Technique, and, at_least_one, at_least_one_in_plan, require, require_of_plan};
+    pub(crate) use super::{
+        About, Technique, TechniqueKind, and, at_least_one, at_least_one_in_plan, require, require_of_plan,
+    };
     pub(crate) use crate::request::{Candidate, Request};
     pub(crate) use crate::{MemoryConfig, ModelPlan, Result};
     pub(crate) use firebrick_arch::Arch;

@@ -3,7 +3,7 @@
 use super::read;
 use crate::support::project;
 use crate::support::techniques::{MOMENTS, optimizers, passes, settings};
-use firebrick_engine::plan::{MemoryConfig, TECHNIQUES};
+use firebrick_engine::plan::{MemoryConfig, TECHNIQUES, TechniqueKind};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ fn every_technique_of_one_rank_is_compared_with_the_plain_plan() {
         let set = object(&memory).into_iter().filter(|(key, value)| plain[key] != *value);
         compared.extend(set.map(|(key, _)| format!("memory.{key}")));
     }
-    for technique in TECHNIQUES.iter().filter(|technique| !technique.is_parallelism()) {
+    for technique in TECHNIQUES.iter().filter(|technique| technique.about().kind != TechniqueKind::Parallelism) {
         for key in technique.keys().iter().filter(|key| !COMPARED_ELSEWHERE.contains(key)) {
             assert!(compared.contains(*key), "{key} is in no row of tests/support/techniques.rs");
         }

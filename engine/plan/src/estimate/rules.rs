@@ -108,7 +108,7 @@ pub fn techniques(
         })
     };
     let first = cost("gradient_checkpointing: true", &plain, &checkpointed);
-    let examples = TECHNIQUES.iter().flat_map(|technique| technique.examples());
+    let examples = TECHNIQUES.iter().flat_map(|technique| technique.about().examples);
     let others = examples.map(|settings| cost(settings, &checkpointed, &with(&checkpointed, settings)?));
     std::iter::once(first).chain(others).collect()
 }

@@ -3,6 +3,7 @@
 use super::limits::PhaseLimits;
 use crate::estimate::{Context, PhaseEstimate, SegmentTotals, StagePlans, Stages, seconds};
 use crate::request::{Candidate, Request};
+use crate::technique::TechniqueKind;
 use crate::techniques::attention_rows::attention_rows;
 use crate::techniques::concurrent_sequences::sequences;
 use crate::techniques::head_rows::head_rows;
@@ -14,7 +15,7 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
     // the critic goes as the policy goes; its sizes are limits, which the search lays over the policy's
     let critic = memory.critic.only(&["micro_batch_size", "prefetch"]);
     let mut plain = MemoryConfig { preset: None, critic, ..memory.clone() };
-    for technique in TECHNIQUES.iter().filter(|technique| technique.is_chosen()) {
+    for technique in TECHNIQUES.iter().filter(|technique| technique.about().kind == TechniqueKind::Chosen) {
         technique.turn_off(&mut plain);
     }
     plain

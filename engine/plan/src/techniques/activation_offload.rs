@@ -8,8 +8,12 @@ use firebrick_spec::Category;
 pub(crate) struct ActivationOffload;
 
 impl Technique for ActivationOffload {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.activation_offload", "memory.activation_offload_group"]
+    fn about(&self) -> About {
+        About {
+            keys: &["memory.activation_offload", "memory.activation_offload_group"],
+            kind: TechniqueKind::Chosen,
+            examples: &["activation_offload: true"],
+        }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
@@ -38,10 +42,6 @@ impl Technique for ActivationOffload {
         at_least_one_in_plan("offload_group", plan.offload_group)
     }
 
-    fn is_chosen(&self) -> bool {
-        true
-    }
-
     fn kept(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
         if request.profile.is_unified() || !memory.gradient_checkpointing {
             return vec![memory.clone()];
@@ -67,9 +67,5 @@ impl Technique for ActivationOffload {
     fn pass_seconds(&self, pass: &TrainingPass<'_>) -> Transfers {
         let bytes = 2.0 * pass.row * pass.totals.offloaded_inputs as f64;
         Transfers { beside: pass.ctx.copy(bytes), ..Transfers::default() }
-    }
-
-    fn examples(&self) -> &'static [&'static str] {
-        &["activation_offload: true"]
     }
 }

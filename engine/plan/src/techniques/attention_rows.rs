@@ -16,8 +16,8 @@ pub(crate) fn attention_rows(most: usize, length: u64) -> Vec<usize> {
 pub(crate) struct AttentionRows;
 
 impl Technique for AttentionRows {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.attention_rows"]
+    fn about(&self) -> About {
+        About { keys: &["memory.attention_rows"], kind: TechniqueKind::Set, examples: &[] }
     }
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {

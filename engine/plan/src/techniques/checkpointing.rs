@@ -16,14 +16,18 @@ const SHARES: [f64; 3] = [0.25, 0.5, 0.75];
 pub(crate) struct Checkpointing;
 
 impl Technique for Checkpointing {
-    fn keys(&self) -> &'static [&'static str] {
-        &[
-            "memory.gradient_checkpointing",
-            "memory.checkpoint_every",
-            "memory.checkpoint_layers",
-            "memory.checkpoint_ratio",
-            "memory.recompute_granularity",
-        ]
+    fn about(&self) -> About {
+        About {
+            keys: &[
+                "memory.gradient_checkpointing",
+                "memory.checkpoint_every",
+                "memory.checkpoint_layers",
+                "memory.checkpoint_ratio",
+                "memory.recompute_granularity",
+            ],
+            kind: TechniqueKind::Chosen,
+            examples: &[],
+        }
     }
 
     /// Refuses ways of choosing layers that contradict each other.
@@ -88,10 +92,6 @@ impl Technique for Checkpointing {
         for segment in &mut plan.segments {
             segment.weights = weights;
         }
-    }
-
-    fn is_chosen(&self) -> bool {
-        true
     }
 
     fn kept(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {

@@ -15,8 +15,8 @@ pub(crate) fn sequences(request: &Request) -> Vec<usize> {
 pub(crate) struct ConcurrentSequences;
 
 impl Technique for ConcurrentSequences {
-    fn keys(&self) -> &'static [&'static str] {
-        &["rollout.max_num_seqs"]
+    fn about(&self) -> About {
+        About { keys: &["rollout.max_num_seqs"], kind: TechniqueKind::Set, examples: &[] }
     }
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {

@@ -7,16 +7,12 @@ use firebrick_spec::Category;
 pub(crate) struct GradientOffload;
 
 impl Technique for GradientOffload {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.grad_offload"]
+    fn about(&self) -> About {
+        About { keys: &["memory.grad_offload"], kind: TechniqueKind::Chosen, examples: &["grad_offload: true"] }
     }
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.grads = if memory.grad_offload { Home::Host } else { Home::Device };
-    }
-
-    fn is_chosen(&self) -> bool {
-        true
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
@@ -44,9 +40,5 @@ impl Technique for GradientOffload {
             Home::Device => 0.0,
         };
         Transfers { waited, ..Transfers::default() }
-    }
-
-    fn examples(&self) -> &'static [&'static str] {
-        &["grad_offload: true"]
     }
 }

@@ -135,8 +135,8 @@ impl HeadCost {
 pub(crate) struct HeadRows;
 
 impl Technique for HeadRows {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.head_rows"]
+    fn about(&self) -> About {
+        About { keys: &["memory.head_rows"], kind: TechniqueKind::Set, examples: &["head_rows: 128"] }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
@@ -153,9 +153,5 @@ impl Technique for HeadRows {
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<&'static str> {
         (used.memory.head_rows < request.memory.head_rows).then_some("the head takes fewer rows at a time")
-    }
-
-    fn examples(&self) -> &'static [&'static str] {
-        &["head_rows: 128"]
     }
 }

@@ -24,8 +24,8 @@ fn share(request: &Request, tree: Tree, sequences: u64) -> u64 {
 pub(crate) struct TrainTokens;
 
 impl Technique for TrainTokens {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.train_tokens", "memory.micro_batch_size"]
+    fn about(&self) -> About {
+        About { keys: &["memory.train_tokens", "memory.micro_batch_size"], kind: TechniqueKind::Set, examples: &[] }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
@@ -54,8 +54,12 @@ impl Technique for TrainTokens {
 pub(crate) struct ScoreTokens;
 
 impl Technique for ScoreTokens {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.score_tokens", "memory.reference.score_tokens"]
+    fn about(&self) -> About {
+        About {
+            keys: &["memory.score_tokens", "memory.reference.score_tokens"],
+            kind: TechniqueKind::Set,
+            examples: &[],
+        }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {

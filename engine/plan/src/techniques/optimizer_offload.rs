@@ -40,8 +40,12 @@ impl ModelState<'_> {
 pub(crate) struct OptimizerOffload;
 
 impl Technique for OptimizerOffload {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.optimizer_offload", "memory.offload_fraction"]
+    fn about(&self) -> About {
+        About {
+            keys: &["memory.optimizer_offload", "memory.offload_fraction"],
+            kind: TechniqueKind::Chosen,
+            examples: &["optimizer_offload: idle", "optimizer_offload: cpu"],
+        }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
@@ -61,10 +65,6 @@ impl Technique for OptimizerOffload {
         plan.optimizer.home = host_if(Offload::Cpu);
         plan.optimizer.idle = host_if(Offload::Idle);
         plan.optimizer.offload_fraction = memory.offload_fraction;
-    }
-
-    fn is_chosen(&self) -> bool {
-        true
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
@@ -113,9 +113,5 @@ impl Technique for OptimizerOffload {
             copies += 2.0 * (optimizer.moments.bytes(on_device as u64) as f64 + masters);
         }
         on_host * 36.0 / ctx.profile.host_bandwidth + ctx.copy(copies)
-    }
-
-    fn examples(&self) -> &'static [&'static str] {
-        &["optimizer_offload: idle", "optimizer_offload: cpu"]
     }
 }

@@ -64,8 +64,8 @@ impl MomentKind {
 pub(crate) struct OptimizerPrecision;
 
 impl Technique for OptimizerPrecision {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.moments"]
+    fn about(&self) -> About {
+        About { keys: &["memory.moments"], kind: TechniqueKind::Set, examples: &["moments: block8"] }
     }
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
@@ -87,10 +87,6 @@ impl Technique for OptimizerPrecision {
         let moments = plan.optimizer.moments;
         let moved = if ctx.rates().is_some() { moments.traffic_of_operations() } else { moments.traffic() };
         on_device * moved / ctx.profile.memory_bandwidth
-    }
-
-    fn examples(&self) -> &'static [&'static str] {
-        &["moments: block8"]
     }
 }
 

@@ -6,8 +6,12 @@ use crate::{Order, ParamOffload, Zero};
 pub(crate) struct SegmentOrder;
 
 impl Technique for SegmentOrder {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.order"]
+    fn about(&self) -> About {
+        About {
+            keys: &["memory.order"],
+            kind: TechniqueKind::Chosen,
+            examples: &["param_offload: streamed, order: segment_major"],
+        }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
@@ -23,10 +27,6 @@ impl Technique for SegmentOrder {
         plan.order = memory.order;
     }
 
-    fn is_chosen(&self) -> bool {
-        true
-    }
-
     fn placements(&self, memory: &MemoryConfig, _: &Request) -> Vec<MemoryConfig> {
         // pipeline stages take micro-batches one after the other
         if memory.param_offload == ParamOffload::Streamed && memory.pipeline_model_parallel_size == 1 {
@@ -38,9 +38,5 @@ impl Technique for SegmentOrder {
     fn explain(&self, used: &Candidate, _: &Request) -> Option<&'static str> {
         let what = "each segment's weights are fetched once for all micro-batches";
         (used.memory.order == Order::SegmentMajor).then_some(what)
-    }
-
-    fn examples(&self) -> &'static [&'static str] {
-        &["param_offload: streamed, order: segment_major"]
     }
 }

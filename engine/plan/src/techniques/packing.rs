@@ -5,8 +5,8 @@ use crate::technique::prelude::*;
 pub(crate) struct PackedRows;
 
 impl Technique for PackedRows {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.packing"]
+    fn about(&self) -> About {
+        About { keys: &["memory.packing"], kind: TechniqueKind::Set, examples: &[] }
     }
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {

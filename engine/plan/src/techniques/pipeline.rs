@@ -72,12 +72,8 @@ impl Context<'_> {
 pub(crate) struct Pipeline;
 
 impl Technique for Pipeline {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.pipeline_model_parallel_size"]
-    }
-
-    fn is_parallelism(&self) -> bool {
-        true
+    fn about(&self) -> About {
+        About { keys: &["memory.pipeline_model_parallel_size"], kind: TechniqueKind::Parallelism, examples: &[] }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {

@@ -5,8 +5,8 @@ use crate::technique::prelude::*;
 pub(crate) struct Prefetch;
 
 impl Technique for Prefetch {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.prefetch"]
+    fn about(&self) -> About {
+        About { keys: &["memory.prefetch"], kind: TechniqueKind::Set, examples: &[] }
     }
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {

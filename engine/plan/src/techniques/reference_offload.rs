@@ -6,12 +6,8 @@ use crate::technique::prelude::*;
 pub(crate) struct ReferenceOffload;
 
 impl Technique for ReferenceOffload {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.reference.param_offload"]
-    }
-
-    fn is_chosen(&self) -> bool {
-        true
+    fn about(&self) -> About {
+        About { keys: &["memory.reference.param_offload"], kind: TechniqueKind::Chosen, examples: &[] }
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {

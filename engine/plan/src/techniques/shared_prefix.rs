@@ -16,8 +16,8 @@ impl MemoryConfig {
 }
 
 impl Technique for SharedPrefix {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.share_prefix"]
+    fn about(&self) -> About {
+        About { keys: &["memory.share_prefix"], kind: TechniqueKind::Set, examples: &[] }
     }
 
     /// Also says why prompts are repeated if a model or a setting excludes sharing.

@@ -27,12 +27,8 @@ impl Context<'_> {
 pub(crate) struct TensorParallel;
 
 impl Technique for TensorParallel {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.tensor_model_parallel_size"]
-    }
-
-    fn is_parallelism(&self) -> bool {
-        true
+    fn about(&self) -> About {
+        About { keys: &["memory.tensor_model_parallel_size"], kind: TechniqueKind::Parallelism, examples: &[] }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {

@@ -20,12 +20,8 @@ impl Context<'_> {
 pub(crate) struct Ulysses;
 
 impl Technique for Ulysses {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.ulysses_sequence_parallel_size"]
-    }
-
-    fn is_parallelism(&self) -> bool {
-        true
+    fn about(&self) -> About {
+        About { keys: &["memory.ulysses_sequence_parallel_size"], kind: TechniqueKind::Parallelism, examples: &[] }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {

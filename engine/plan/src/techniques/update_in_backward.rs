@@ -6,8 +6,8 @@ use crate::{OptimizerOffload, Zero};
 pub(crate) struct UpdateInBackward;
 
 impl Technique for UpdateInBackward {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.step_in_backward"]
+    fn about(&self) -> About {
+        About { keys: &["memory.step_in_backward"], kind: TechniqueKind::Chosen, examples: &[] }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
@@ -25,10 +25,6 @@ impl Technique for UpdateInBackward {
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.optimizer.in_backward = memory.step_in_backward;
-    }
-
-    fn is_chosen(&self) -> bool {
-        true
     }
 
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {

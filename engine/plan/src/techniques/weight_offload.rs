@@ -55,8 +55,8 @@ pub(crate) fn visit_seconds(ctx: &Context<'_>, plan: &ModelPlan, sizes: &Sizes) 
 pub(crate) struct WeightOffload;
 
 impl Technique for WeightOffload {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.param_offload"]
+    fn about(&self) -> About {
+        About { keys: &["memory.param_offload"], kind: TechniqueKind::Chosen, examples: &["param_offload: streamed"] }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
@@ -99,10 +99,6 @@ impl Technique for WeightOffload {
         )
     }
 
-    fn is_chosen(&self) -> bool {
-        true
-    }
-
     fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
         let mut settings = vec![memory.clone()];
         if request.profile.is_unified() {
@@ -140,9 +136,5 @@ impl Technique for WeightOffload {
     fn pass_seconds(&self, pass: &TrainingPass<'_>) -> Transfers {
         let fetched = 2.0 * pass.ctx.streamed(pass.ctx.model(), pass.totals.streamed);
         Transfers { beside: pass.ctx.copy(fetched) / pass.per_fetch, ..Transfers::default() }
-    }
-
-    fn examples(&self) -> &'static [&'static str] {
-        &["param_offload: streamed"]
     }
 }

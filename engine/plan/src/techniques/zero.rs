@@ -111,12 +111,12 @@ impl Context<'_> {
 pub(crate) struct Sharding;
 
 impl Technique for Sharding {
-    fn keys(&self) -> &'static [&'static str] {
-        &["memory.zero_stage", "memory.reshard_after_forward"]
-    }
-
-    fn is_parallelism(&self) -> bool {
-        true
+    fn about(&self) -> About {
+        About {
+            keys: &["memory.zero_stage", "memory.reshard_after_forward"],
+            kind: TechniqueKind::Parallelism,
+            examples: &[],
+        }
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
