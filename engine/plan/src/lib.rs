@@ -33,7 +33,7 @@ pub use infeasible::Infeasible;
 pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload, Zero};
 pub use partition::Partition;
 pub use plan::{
-    ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, SHARED_RUN_ROWS, Segment,
+    ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, Segment, sharing_pays,
 };
 pub use preset::Preset;
 pub use saved::{PlanReport, PlannedFor};

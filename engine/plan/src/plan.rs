@@ -56,10 +56,12 @@ pub enum Order {
     SegmentMajor,
 }
 
-/// Rows that a shared prefix has to save more than. It adds a block of queries, of which few rows may be filled,
-/// and to every block of queries behind it a tile of keys that is partly filled: at a hidden size of 256, each of these
-/// costs attention about what a row costs the matmuls of its layer, and there are some ten of them.
-pub const SHARED_RUN_ROWS: usize = 16;
+/// Returns true if sequences share a prefix: if that saves more than a twentieth of their rows. Each part of a tree is
+/// a span of keys more for attention, and the CPU's backward pass runs through a tree by one thread for each key head, so
+/// that a chat template's first tokens are no reason to join all prompts.
+pub fn sharing_pays(rows_shared: u64, rows_repeated: u64) -> bool {
+    20 * rows_shared < 19 * rows_repeated
+}
 
 /// Layout of the sequences of a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]

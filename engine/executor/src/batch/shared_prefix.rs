@@ -7,7 +7,7 @@
 
 use firebrick_core::sequence::Sequence;
 use firebrick_models::routing::Routes;
-use firebrick_plan::SHARED_RUN_ROWS;
+use firebrick_plan::sharing_pays;
 use std::ops::Range;
 
 /// A run of a forest: tokens that consecutive sequences share, or those of one alone.
@@ -28,15 +28,15 @@ impl Node {
     }
 }
 
-/// The forest of sequences that has the fewest rows, where a shared run counts for [`SHARED_RUN_ROWS`] more: depth-first,
-/// with a node for each sequence that no other has. Only neighbors share a prefix.
+/// The forest of sequences with every shared run that pays ([`sharing_pays`]): depth-first, with a node for each sequence
+/// that no other has. Only neighbors share a prefix.
 pub fn forest(sequences: &[&Sequence]) -> Vec<Node> {
     let shared: Vec<usize> = sequences.windows(2).map(|pair| common_prefix(pair[0], pair[1])).collect();
     let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
     let mut nodes = Vec::new();
     if !sequences.is_empty() {
         let mut trie = Trie::new(&shared, &lengths, 0..sequences.len());
-        trie.fewest_rows(&mut vec![0]);
+        trie.choose(&mut vec![0]);
         trie.add_to(&mut nodes, 0, None);
     }
     nodes
@@ -49,7 +49,7 @@ struct Trie {
     prefix: usize,
     /// Divided where neighbors share no more.
     parts: Vec<Trie>,
-    /// For each prefix above, the empty one first: whether it is best that a run ends here if the last one ends there.
+    /// For each prefix above, the empty one first: whether a run ends here if the last one ends there.
     ends: Vec<bool>,
 }
 
@@ -66,8 +66,8 @@ impl Trie {
         Self { members, prefix, parts, ends: Vec::new() }
     }
 
-    /// The fewest rows of the sequences behind each of the prefixes `above`.
-    fn fewest_rows(&mut self, above: &mut Vec<usize>) -> Vec<usize> {
+    /// Chooses the runs; gives the rows of the sequences behind each of the prefixes `above`.
+    fn choose(&mut self, above: &mut Vec<usize>) -> Vec<usize> {
         let behind = |prefix: usize, above: &[usize]| above.iter().map(|end| prefix - end).collect::<Vec<_>>();
         if self.parts.is_empty() {
             self.ends = vec![true; above.len()];
@@ -76,14 +76,18 @@ impl Trie {
         above.push(self.prefix);
         let mut apart = vec![0; above.len()];
         for part in &mut self.parts {
-            let rows = part.fewest_rows(above);
+            let rows = part.choose(above);
             apart.iter_mut().zip(rows).for_each(|(sum, rows)| *sum += rows);
         }
         above.pop();
-        let rest = apart.pop().unwrap_or(0) + SHARED_RUN_ROWS;
-        let together: Vec<usize> = behind(self.prefix, above).into_iter().map(|rows| rows + rest).collect();
-        self.ends = together.iter().zip(&apart).map(|(together, apart)| together < apart).collect();
-        together.into_iter().zip(apart).map(|(together, apart)| together.min(apart)).collect()
+        let rest = apart.pop().unwrap_or(0);
+        let together = behind(self.prefix, above).into_iter().map(|rows| rows + rest);
+        let rows = together.zip(apart).map(|(together, apart)| {
+            let ends = sharing_pays(together as u64, apart as u64);
+            self.ends.push(ends);
+            if ends { together } else { apart }
+        });
+        rows.collect()
     }
 
     /// Adds the nodes behind a parent, where the last run ends at the prefix `above` of those above.
@@ -182,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_few_rows_is_part_of_those_behind_it() {
-        // sixteen rows saved are not enough, seventeen are
-        let pair = |tokens: usize| [sequence(&vec![1; tokens + 1], &[2]), sequence(&vec![1; tokens + 1], &[3])];
-        assert_eq!(found(&pair(16)).len(), 2);
-        assert_eq!(found(&pair(17)).len(), 3);
-        // a token that begins every prompt
-        let prompt = |token: u32| sequence(&[&[0][..], &[token; 20]].concat(), &[1]);
-        let sequences: Vec<Sequence> = (1..9).flat_map(|token| [prompt(token), prompt(token)]).collect();
+    fn a_run_that_saves_little_is_part_of_those_behind_it() {
+        let pair = |shared: usize| [7, 8].map(|answer| sequence(&vec![1; shared + 1], &[answer; 79]));
+        // 8 of 176 rows are not enough, 9 of 178 are
+        assert_eq!(found(&pair(8)).len(), 2);
+        assert_eq!(found(&pair(9)).len(), 3);
+        // a template's tokens begin every prompt
+        let prompt = |token: u32, answer: u32| sequence(&[&[0; 3][..], &[token; 20]].concat(), &[answer; 50]);
+        let sequences: Vec<Sequence> = (1..9).flat_map(|token| [prompt(token, 1), prompt(token, 2)]).collect();
         let roots = found(&sequences).into_iter().filter(|(members, _, parent)| members.len() == 2 && parent.is_none());
         assert_eq!(roots.count(), 8);
     }
@@ -227,8 +231,8 @@ mod tests {
         assert_eq!(found(&[sequence(&[1], &[])]), [(0..1, 0..1, None)]);
     }
 
-    /// The fewest rows of any forest, a shared run counted as one: a run may end at each common prefix or not.
-    fn fewest(shared: &[usize], lengths: &[usize], members: Range<usize>, before: usize) -> usize {
+    /// Rows of a forest: a run ends at a common prefix where that pays.
+    fn chosen(shared: &[usize], lengths: &[usize], members: Range<usize>, before: usize) -> usize {
         let between = members.start..members.end - 1;
         let Some(&prefix) = shared[between.clone()].iter().min() else {
             return lengths[members.start] - before;
@@ -236,9 +240,10 @@ mod tests {
         let parts = |before: usize| -> usize {
             let ends = between.clone().filter(|&i| shared[i] == prefix).map(|i| i + 1).chain([members.end]);
             let starts = std::iter::once(members.start).chain(ends.clone());
-            starts.zip(ends).map(|(start, end)| fewest(shared, lengths, start..end, before)).sum()
+            starts.zip(ends).map(|(start, end)| chosen(shared, lengths, start..end, before)).sum()
         };
-        parts(before).min(prefix - before + SHARED_RUN_ROWS + parts(prefix))
+        let (together, apart) = (prefix - before + parts(prefix), parts(before));
+        if sharing_pays(together as u64, apart as u64) { together } else { apart }
     }
 
     /// Sequences of few kinds of long pieces, so that they share prefixes of several lengths, some scored.
@@ -254,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_forest_expands_to_its_sequences_and_has_the_fewest_rows(mut sequences in branching()) {
+        fn a_forest_expands_to_its_sequences_and_shares_where_that_pays(mut sequences in branching()) {
             sequences.sort_by(|a, b| a.tokens.cmp(&b.tokens));
             let nodes = found(&sequences);
             let (mut paths, mut leaves) = (Vec::<Vec<u32>>::new(), Vec::new());
@@ -279,9 +284,7 @@ mod tests {
                 let shared: Vec<usize> =
                     sequences.windows(2).map(|pair| common_prefix(&pair[0], &pair[1])).collect();
                 let lengths: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
-                let runs = nodes.iter().filter(|(members, ..)| members.len() > 1).count();
-                let least = fewest(&shared, &lengths, 0..sequences.len(), 0);
-                prop_assert_eq!(rows(&sequences) + runs * SHARED_RUN_ROWS, least);
+                prop_assert_eq!(rows(&sequences), chosen(&shared, &lengths, 0..sequences.len(), 0));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The work of a run, as far as its memory depends on it.
 
-use crate::{Layout, ModelPlan, SHARED_RUN_ROWS};
+use crate::{Layout, ModelPlan, sharing_pays};
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::{Arch, KvCacheDtype};
 use firebrick_spec::{CudaGraphs, Precision, Prepack};
@@ -260,7 +260,7 @@ impl Workload {
         }
         // the last token of a prompt, which predicts the first one of a completion, is a row of each completion
         let prefix = self.prompt_length.saturating_sub(1).min(length - 1);
-        if prefix * (self.group - 1) <= SHARED_RUN_ROWS as u64 {
+        if !sharing_pays(prefix + self.group * (length - prefix), self.group * length) {
             return Tree::single(length);
         }
         Tree { prefix, members: self.group, behind: length - prefix }

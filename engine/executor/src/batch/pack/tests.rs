@@ -196,15 +196,15 @@ fn a_system_prompt_counts_once_before_the_prompts_behind_it() {
 
 #[test]
 fn ranks_share_the_branches_of_a_tree_and_repeat_a_short_root() {
-    let sequences = with_system(40, &[51; 8], 8);
+    let sequences = with_system(120, &[51; 8], 8);
     for ranks in [2, 4, 8] {
         let batch = Batch::pack_for(&sequences, cut(Layout::SharedPrefix, 100_000, None), ranks).unwrap();
         let stats = batch.stats(wasting(0.0));
-        assert_eq!(stats.unique_tokens, ranks * 40 + 8 * (50 + 8 * 101), "{ranks} ranks");
+        assert_eq!(stats.unique_tokens, ranks * 120 + 8 * (50 + 8 * 101), "{ranks} ranks");
         assert!(stats.imbalance < 1.01, "{ranks} ranks: {}", stats.imbalance);
     }
     // groups of several sizes: a rank has what is about its part
-    let sequences = with_system(40, &[30, 900, 60, 120, 400, 250, 80, 700], 4);
+    let sequences = with_system(120, &[30, 900, 60, 120, 400, 250, 80, 700], 4);
     let batch = Batch::pack_for(&sequences, cut(Layout::SharedPrefix, 100_000, None), 3).unwrap();
     let stats = batch.stats(wasting(0.0));
     assert_eq!(stats.micro_batches, 3);
