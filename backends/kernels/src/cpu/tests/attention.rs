@@ -3,7 +3,7 @@
 use super::{assert_same, leaf, numbers};
 use crate::{AttentionShape, PrefixGroups, PrefixRun, PrefixTree, attention};
 use burn::tensor::activation::softmax;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::ops::Range;
 
 /// Attention of one sequence of rows in tensor operations, `[rows, heads, dim]`: a sink is one more column of scores,
@@ -92,7 +92,7 @@ fn attention_is_its_formula_over_packed_sequences_and_shared_prefixes() {
         (&[(80, &[30, 7, 70]), (3, &[90])], [2, 1, 12], Some(40), Some(2.0)),
     ];
     for (lengths, heads, window, softcap) in cases {
-        hold(groups(lengths), heads, window, softcap);
+        hold(groups(lengths), heads, (window, softcap), DType::F32);
     }
 }
 
@@ -119,17 +119,22 @@ fn rows_see_their_path_through_prefixes_of_several_levels() {
         ([2, 1, 12], Some(40), Some(2.0)),
         ([2, 2, 6], Some(100), Some(1.5)),
     ] {
-        hold(trees(&forest), heads, window, softcap);
+        hold(trees(&forest), heads, (window, softcap), DType::F64);
     }
 }
 
-fn hold(trees: Vec<PrefixTree>, [heads, kv, dim]: [usize; 3], window: Option<usize>, softcap: Option<f64>) {
+fn hold(
+    trees: Vec<PrefixTree>,
+    [heads, kv, dim]: [usize; 3],
+    (window, softcap): (Option<usize>, Option<f64>),
+    dtype: DType,
+) {
     let rows = trees.iter().flat_map(PrefixTree::runs).map(|run| run.rows.len()).sum();
     let groups = PrefixGroups::new(trees, &Device::flex());
     let shape = AttentionShape { groups, window, scale: 1.7 / (dim as f64).sqrt(), softcap };
-    let q = numbers([rows, heads, dim], 10) * 2.0;
-    let (k, v) = (numbers([rows, kv, dim], 11) * 2.0, numbers([rows, kv, dim], 12));
-    let sinks = numbers([1, heads], 14) * 3.0;
+    let stored = |heads: usize, salt, size: f64| (numbers([rows, heads, dim], salt) * size).cast(dtype);
+    let (q, k, v) = (stored(heads, 10, 2.0), stored(kv, 11, 2.0), stored(kv, 12, 1.0));
+    let sinks = (numbers([1, heads], 14) * 3.0).cast(dtype);
     compare([&q, &k, &v], None, &shape);
     compare([&q, &k, &v], Some(&sinks), &shape);
 }
@@ -140,7 +145,7 @@ fn compare(inputs: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &Attention
     let plain = |qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>| packed_attention(qkv, sinks, shape);
     let (actual, expected) = (kernel(inputs, sinks), plain(inputs, sinks));
     assert_same("values", &actual, &expected);
-    let weights = numbers(inputs[0].dims(), 13).autodiff();
+    let weights = numbers(inputs[0].dims(), 13).cast(inputs[0].dtype()).autodiff();
     let [a, b] = [(); 2].map(|()| (inputs.map(leaf), sinks.map(leaf)));
     let actual = kernel(a.0.each_ref(), a.1.as_ref()) * weights.clone();
     let actual = actual.sum().backward();
