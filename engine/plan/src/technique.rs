@@ -6,9 +6,9 @@ use crate::{Error, MemoryConfig, ModelPlan, Result};
 use firebrick_arch::Arch;
 use std::fmt::Display;
 
-/// A memory technique: its keys, the settings that it refuses, its part of a plan, the planner's choices, and its row
-/// in reports. [`TECHNIQUES`](crate::TECHNIQUES) lists all of them; settings, plans, search, reports and documents
-/// follow from the list.
+/// A memory technique: its keys, the settings that it refuses, its part of a plan with bytes and seconds, the planner's
+/// choices, and its row in reports. [`TECHNIQUES`](crate::TECHNIQUES) lists all of them; settings, plans, estimates,
+/// search, reports and documents follow from the list.
 pub trait Technique: Sync {
     /// Its keys, and who decides about it.
     fn about(&self) -> About;

@@ -255,7 +255,7 @@ impl LayerWidths {
             (true, false) => 2 * self.d,
         };
         let first = if frozen { 0 } else { first };
-        // an input of a frozen product alone: gate · up, the values of linear attention, what attention reads or the router
+        // inputs of frozen products alone: gate · up, the values of linear attention, what attention mixes
         let dropped = u64::from(frozen);
         let (between, inside) = match sublayer {
             Sublayer::Attention => (post, normed + gate + (2 - dropped) * self.q + 2 * self.k),
