@@ -5,6 +5,7 @@
 use firebrick_models::tokenizer::Control;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use smart_default::SmartDefault;
 
 pub use super::operation::{Operation, Operations};
 use super::{Completion, Example, Problems, PromptText, Reward, Split, Task, TaskError};
@@ -21,10 +22,11 @@ pub fn alphabet() -> &'static str {
 }
 
 /// Settings of generated arithmetic.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ArithmeticConfig {
     /// Digits of the operands; 2 means 0 to 99.
+    #[default(1)]
     #[schemars(range(min = 1, max = 6))]
     pub difficulty: u32,
     /// Any of `+`, `-`, `*` (in `countdown` also `/`): a quoted string such as `"+-"`, or, except in `countdown`, a
@@ -39,19 +41,6 @@ pub struct ArithmeticConfig {
     pub partial: bool,
     /// Write leading zeros (`07+35=042`), which is easier for very small models.
     pub zero_pad: bool,
-}
-
-impl Default for ArithmeticConfig {
-    fn default() -> Self {
-        Self {
-            difficulty: 1,
-            operations: Operations::default(),
-            seed: 0,
-            validation_size: None,
-            partial: false,
-            zero_pad: false,
-        }
-    }
 }
 
 /// The task of generated sums.

@@ -9,6 +9,7 @@ use firebrick_models::random::{Stream, philox};
 use firebrick_models::tokenizer::Control;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use smart_default::SmartDefault;
 
 use super::reward::{CountdownProblem, Reached, countdown_answer};
 use super::{Completion, Example, PromptText, Reward, Split, Task, TaskError};
@@ -26,16 +27,20 @@ const MAX_ATTEMPTS: u64 = 4_096;
 const MAX_VALUE: i64 = 10_000;
 
 /// Settings of generated countdown problems.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CountdownConfig {
     /// Given integers, 2 to 6.
+    #[default(4)]
     pub numbers: usize,
     /// Largest given integer.
+    #[default(99)]
     pub max_number: i64,
     /// Largest target.
+    #[default(99)]
     pub max_target: i64,
     /// Operations of the generated solutions. Answers may use all four.
+    #[default("+-*/")]
     pub operations: String,
     /// Form of prompts and answers.
     pub style: CountdownStyle,
@@ -44,6 +49,7 @@ pub struct CountdownConfig {
     /// Seed of the training problems.
     pub seed: u64,
     /// Held-out problems.
+    #[default(200)]
     pub validation_size: usize,
 }
 
@@ -56,21 +62,6 @@ pub enum CountdownStyle {
     Words,
     /// `3,5,8=16:`; the answer is the expression.
     Short,
-}
-
-impl Default for CountdownConfig {
-    fn default() -> Self {
-        Self {
-            numbers: 4,
-            max_number: 99,
-            max_target: 99,
-            operations: "+-*/".to_owned(),
-            style: CountdownStyle::default(),
-            format_score: 0.0,
-            seed: 0,
-            validation_size: 200,
-        }
-    }
 }
 
 /// A problem with a solution.

@@ -7,6 +7,7 @@ use firebrick_backends::DeviceSpec;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use smart_default::SmartDefault;
 
 use super::program::{CommandRewardConfig, PythonRewardConfig};
 use firebrick_plan::ParamOffload;
@@ -177,10 +178,11 @@ pub enum RewardInput {
 }
 
 /// Options of every reward: it counts as `weight · clip(normalize(value))`.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardOptions {
     /// Factor in the sum; may be negative.
+    #[default(1.0)]
     pub weight: f64,
     /// Unique name in metrics and samples. `null`: the `kind`.
     pub name: Option<String>,
@@ -192,12 +194,6 @@ pub struct RewardOptions {
 
 /// The keys of [`RewardOptions`], which are flattened with those of the kind.
 const OPTIONS: [&str; 4] = ["weight", "name", "normalize", "clip"];
-
-impl Default for RewardOptions {
-    fn default() -> Self {
-        Self { weight: 1.0, name: None, normalize: false, clip: None }
-    }
-}
 
 /// How the number that a completion concludes with is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
