@@ -80,7 +80,7 @@ impl SequenceRows {
             let before = places.len();
             assert!(
                 parent.is_none_or(|parent| parent < before),
-                "sequence {before} stands before its parent, {parent:?}"
+                "sequence {before} precedes its parent, {parent:?}"
             );
             let parent = parent.and_then(|parent| places[parent]);
             if sequence.rows.is_empty() {
