@@ -147,15 +147,15 @@ pub fn optimizers() -> Vec<(String, MemoryConfig)> {
     table.iter().map(|parts| settings(parts)).collect()
 }
 
-/// A quarter of a table's cases, the next quarter at the next call: CI's fixed sample where `plans.rs` with kernels
+/// A sixth of a table's cases, the next sixth at the next call: CI's fixed sample where `plans.rs` with kernels
 /// compares every case. The nightly test `techniques` takes all.
 pub fn sample<T>(turn: &mut usize, table: Vec<T>) -> Vec<T> {
     if super::is_campaign("techniques") {
         return table;
     }
-    let first = *turn % 4;
+    let first = *turn % 6;
     *turn += 1;
-    table.into_iter().skip(first).step_by(4).collect()
+    table.into_iter().skip(first).step_by(6).collect()
 }
 
 /// A combination drawn at random: each technique with even odds, one way of keeping.

@@ -78,10 +78,7 @@ impl SequenceRows {
         let mut places: Vec<Option<usize>> = Vec::new();
         for (sequence, parent) in sequences {
             let before = places.len();
-            assert!(
-                parent.is_none_or(|parent| parent < before),
-                "sequence {before} precedes its parent, {parent:?}"
-            );
+            assert!(parent.is_none_or(|parent| parent < before), "sequence {before} precedes its parent, {parent:?}");
             let parent = parent.and_then(|parent| places[parent]);
             if sequence.rows.is_empty() {
                 places.push(parent);

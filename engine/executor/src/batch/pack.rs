@@ -18,8 +18,8 @@ const BALANCED: f64 = 1.05;
 /// Where ranks balance, a tree whose cost is above this part of a rank's is cut at a run that its parts can repeat.
 const CUT_COST: u64 = 4;
 
-/// The most rows that the parts of such a tree repeat, as a part of its rows.
-const CUT_ROWS: usize = 16;
+/// The most rows that the parts of such a tree repeat if none stay together, as a part of its rows.
+const CUT_ROWS: usize = 4;
 
 /// Limits of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
