@@ -120,7 +120,9 @@ fn table(trees: &[PrefixTree]) -> (Vec<i32>, usize) {
         for (index, (run, path)) in tree.runs.iter().zip(&paths).enumerate() {
             let position = run.parent.map_or(0, |parent| spans[parent].1 + spans[parent].0.len());
             spans.push((run.rows.clone(), position));
-            path.iter().for_each(|&above| under[above].push(index));
+            for &above in path {
+                under[above].push(index);
+            }
         }
         for (span, (path, under)) in spans.iter().zip(paths.iter().zip(&under)) {
             seen.add(span, path.iter().map(|&run| &spans[run]));
