@@ -7,11 +7,13 @@ import sysconfig
 
 
 def program():
-    """Path of the program: in the scripts folder of this installation, of the user's, or beside a `--target` folder."""
+    """Path of the program: in the scripts folder of this installation or of the user's, or beside this package's folder."""
     name = "firebrick.exe" if os.name == "nt" else "firebrick"
     user = sysconfig.get_path("scripts", "nt_user" if os.name == "nt" else "posix_user")
-    target = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bin")
-    folders = [sysconfig.get_path("scripts"), user, target]
+    packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # `pip --target`, then PREFIX/lib/pythonX.Y/{site,dist}-packages: Debian's pip installs into another prefix than Python's
+    beside = [os.path.join(packages, "bin"), os.path.normpath(os.path.join(packages, "..", "..", "..", "bin"))]
+    folders = [sysconfig.get_path("scripts"), user, *beside]
     for folder in folders:
         path = os.path.join(folder, name)
         if os.path.isfile(path):

@@ -2,6 +2,7 @@
 
 use super::program;
 use crate::support::project;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -85,13 +86,18 @@ fn failed(output: &Output, parts: &[&str]) {
     }
 }
 
-/// The program of these tests as a release.
-fn released() -> Release {
+/// A program as a release, whose `install.sh` installs from `url` by default.
+fn packed(program: impl AsRef<Path>, url: impl AsRef<OsStr>) -> Release {
     let release = Release::new();
     let mut pack = Command::new(project().join("packaging/release"));
-    pack.arg("--binary").arg(program(&[]).get_program());
-    done(pack.arg("--output").arg(release.dist()).arg("cpu"));
+    pack.arg("--binary").arg(program.as_ref()).arg("--output").arg(release.dist()).arg("cpu");
+    done(pack.env("FIREBRICK_URL", url));
     release
+}
+
+/// The program of these tests as a release.
+fn released() -> Release {
+    packed(program(&[]).get_program(), "")
 }
 
 /// Serves the files of a folder until the process ends; gives the address.
@@ -148,13 +154,8 @@ fn a_release_is_installed_from_urls_without_symbols_and_starts() {
 
 #[test]
 fn the_same_program_gives_the_same_archive() {
-    let released = || {
-        let release = Release::new();
-        release.scripted("0.1.0", "cpu", "echo firebrick 0.1.0");
-        release
-    };
-    let (one, other) = (released(), released());
     let list = |release: &Release| fs::read_to_string(release.dist().join("SHA256SUMS")).unwrap();
+    let (one, other) = (packed("/bin/true", ""), packed("/bin/true", ""));
     assert_eq!(list(&one), list(&other));
 }
 
@@ -193,12 +194,7 @@ fn without_a_source_the_address_of_the_release_or_of_the_environment_is_taken() 
     let script = project().join("packaging/install.sh");
     failed(&install(&script, ""), &["no source", "FIREBRICK_URL"]);
     assert!(install(&script, release.dist().to_str().unwrap()).status.success());
-    let packed = Release::new();
-    let program = packed.path("firebrick");
-    fs::copy("/bin/true", &program).unwrap();
-    let mut pack = Command::new(project().join("packaging/release"));
-    pack.arg("--binary").arg(&program).arg("--output").arg(packed.dist()).arg("cpu");
-    done(pack.env("FIREBRICK_URL", release.dist()));
+    let packed = packed("/bin/true", release.dist());
     assert!(install(&packed.dist().join("install.sh"), "").status.success());
 }
 
