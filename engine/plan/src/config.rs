@@ -119,8 +119,8 @@ pub struct MemoryConfig {
     pub attention_rows: usize,
     /// Layout of sequences in a micro-batch.
     pub packing: Packing,
-    /// Compute the prompt of a group once in training and scoring. Off for padded rows and, in training,
-    /// `model.lora.dropout`.
+    /// Compute common prefixes of sequences, such as prompts, once in training and scoring. Off for padded rows and, in
+    /// training, `model.lora.dropout`.
     #[default(true)]
     pub share_prefix: bool,
     /// Maximum tokens per training micro-batch, at least `rollout.prompt_length` + `rollout.response_length`. Padding

@@ -21,7 +21,12 @@ impl RunConfig {
     /// Invalid settings, one error each: violations of the schema, or else contradictions of settings, the first one of
     /// each section.
     pub fn problems(&self) -> Vec<Error> {
-        let violations = violations(&SCHEMA, &serde_json::to_value(self).unwrap_or_default());
+        let settings = match serde_json::to_value(self) {
+            Ok(settings) => settings,
+            // the run folder keeps the configuration as text
+            Err(error) => return vec![Error::Config(format!("{error}: rename the file or folder"))],
+        };
+        let violations = violations(&SCHEMA, &settings);
         if !violations.is_empty() {
             return violations.into_iter().map(|violation| Error::Config(violation.message)).collect();
         }

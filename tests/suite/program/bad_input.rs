@@ -1,6 +1,6 @@
 //! Every mistake gets one clear message that says what was expected, what was found, where, and what to do.
 
-use super::{Bench, copy_model, firebrick, refused};
+use super::{Bench, copy_model, firebrick, program, refused};
 
 #[test]
 fn an_unknown_key_is_refused_with_the_nearest_known_one() {
@@ -209,4 +209,15 @@ fn a_reward_model_is_no_policy() {
     }
     let output = firebrick(&["generate", "--model", model.to_str().unwrap(), "--prompt", "x", "--device", "cpu"]);
     refused(&output, &["causal language model", "classification head"]);
+}
+
+/// A configuration is text, which names its files.
+#[cfg(unix)]
+#[test]
+fn a_file_whose_name_is_not_utf_8_is_refused_with_a_reason() {
+    use std::os::unix::ffi::OsStrExt;
+    let bench = Bench::new();
+    let mut command = program(&["train", bench.path("config.yaml").to_str().unwrap(), "--plan"]);
+    let output = command.arg(std::ffi::OsStr::from_bytes(b"\xff.json")).output().unwrap();
+    refused(&output, &["UTF-8", "rename the file or folder"]);
 }
