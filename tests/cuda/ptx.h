@@ -1,4 +1,4 @@
-/* Instructions of PTX that kernels of our own are made of (backends/kernels/src/cube/gemm/ptx.cuh has the card's). Addresses of shared memory
+/* Instructions of PTX that kernels of our own are made of (backends/kernels/src/cube/cuda/ptx.cuh has the card's). Addresses of shared memory
  * are bytes from its beginning. What a card does in the background is done where the kernel waits for it: a kernel that waits too little
  * computes with what was there before.
  */
@@ -73,6 +73,12 @@ template <typename T> struct stand_in_of {
 		stand_in_wait_for_warp();
 	}
 
+	static uint32_t pack_pair(float first, float second)
+	{
+		T low = first, high = second;
+		return (uint32_t)low.bits | (uint32_t)high.bits << 16;
+	}
+
 	/* A number of a matrix that a descriptor describes: of the `output`-th row or column, the `input`-th of sixteen. */
 	static float described(uint64_t descriptor, bool by_inputs, unsigned output, unsigned input)
 	{
@@ -104,7 +110,10 @@ template <typename T> struct stand_in_of {
 	}
 };
 #define multiply_add stand_in_of<Element>::multiply_add
+#define pack_pair stand_in_of<Element>::pack_pair
 #define warpgroup_multiply_add stand_in_of<Element>::template warpgroup_multiply_add
+
+inline float exp2_approx(float x) { return std::exp2(x); }
 
 inline void fence_async_proxy() {}
 inline void warpgroup_arrive() {}

@@ -1,7 +1,7 @@
 //! [`Precision`] on a device: Burn's float types, matrices of it, casts.
 
 use crate::{Error, Result};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorCreationOptions, TensorData};
 use firebrick_spec::Precision;
 
 /// A precision on Burn's devices.
@@ -23,6 +23,14 @@ pub trait PrecisionExt: Sized {
     fn check(self, device: &Device) -> Result<()>;
 }
 
+/// A matrix on a device without padding between its rows. Burn's CUDA backend pads the rows of what it uploads in more
+/// than one dimension, which takes memory, and which the kernels of few rows would copy away.
+pub(crate) fn dense(data: TensorData, options: impl Into<TensorCreationOptions>) -> Tensor<2> {
+    let (shape, dtype) = (data.shape().dims::<2>(), data.dtype());
+    let flat = TensorData::from_bytes(data.into_bytes(), [shape.iter().product::<usize>()], dtype);
+    Tensor::<1>::from_data(flat, options).reshape(shape)
+}
+
 impl PrecisionExt for Precision {
     fn dtype(self, device: &Device) -> DType {
         match self {
@@ -35,10 +43,10 @@ impl PrecisionExt for Precision {
     fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> {
         let data = TensorData::new(values, shape);
         if !self.is_half() {
-            return Tensor::from_data(data, device);
+            return dense(data, device);
         }
         let dtype = self.dtype(device);
-        Tensor::from_data(data.convert_dtype(dtype), (device, dtype))
+        dense(data.convert_dtype(dtype), (device, dtype))
     }
 
     fn of(dtype: DType) -> Self {

@@ -19,6 +19,7 @@
               which may be those of another argument's fields, knows no `is_multiple_of`, and takes a unit's own arrays by reference"
 )]
 
+pub(super) mod accumulate;
 pub(super) mod adamw;
 pub(super) mod attention;
 pub(super) mod bias;
@@ -26,6 +27,7 @@ pub(super) mod block8;
 mod cmma;
 mod column_sums;
 pub(super) mod convolution;
+mod cuda;
 pub(super) mod decays;
 pub(super) mod delta_rule;
 pub(super) mod embedding;

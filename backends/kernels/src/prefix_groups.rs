@@ -3,11 +3,26 @@
 use super::shapes::int_tensor;
 use burn::tensor::{Device, Int, Tensor};
 use firebrick_device::device::is_cpu;
+use std::cmp::Reverse;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// Rows of a block on GPUs: queries, or in the backward pass keys.
-pub(super) const BLOCK: usize = 64;
+/// Rows of a block on GPUs, at most: queries, or in the backward pass keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BlockRows {
+    Of64,
+    Of128,
+}
+
+impl BlockRows {
+    /// The number of rows.
+    pub(super) const fn count(self) -> usize {
+        match self {
+            Self::Of64 => 64,
+            Self::Of128 => 128,
+        }
+    }
+}
 
 /// Fields of a block and of a span in their table.
 pub(super) const BLOCK_FIELDS: usize = 5;
@@ -80,37 +95,65 @@ pub struct PrefixGroups {
 impl PrefixGroups {
     /// Prepares sequences for a device.
     pub fn new(trees: Vec<PrefixTree>, device: &Device) -> Self {
-        let blocks = (!is_cpu(device)).then(|| Blocks::new(&trees, device));
-        Self { trees: trees.into(), blocks }
+        let trees: Arc<[PrefixTree]> = trees.into();
+        let blocks =
+            (!is_cpu(device)).then(|| Blocks { trees: trees.clone(), device: device.clone(), tables: Arc::default() });
+        Self { trees, blocks }
     }
 }
 
-/// The tables of GPU kernels: blocks of queries with the spans of keys that they see, then blocks of keys with the
-/// spans of queries that see them. A block has its first row, the row after its last, the position of the first, and
-/// the range of its spans; a span has its first row, the row after its last, and the position of the first.
+/// The tables of GPU kernels, by the rows of their blocks; each is made when a kernel first asks for it.
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
+    trees: Arc<[PrefixTree]>,
+    device: Device,
+    tables: Arc<[OnceLock<BlockTable>; 2]>,
+}
+
+/// Blocks of queries with the spans of keys that they see, then blocks of keys with the spans of queries that see
+/// them; those with the most rows to see or to be seen by first, so that none of them is left for the end. A block has
+/// its first row, the row after its last, the position of the first, and the range of its spans; a span has its first
+/// row, the row after its last, and the position of the first.
+#[derive(Clone, Debug)]
+pub(super) struct BlockTable {
     /// Both kinds of blocks, and all spans.
-    pub table: Tensor<1, Int>,
+    pub entries: Tensor<1, Int>,
     /// The number of blocks of queries, and that of blocks of keys.
     pub count: usize,
+}
+
+impl BlockTable {
+    /// The offset of blocks of keys.
+    pub(super) fn keys(&self) -> usize {
+        self.count * BLOCK_FIELDS
+    }
+
+    /// The offset of spans.
+    pub(super) fn spans(&self) -> usize {
+        2 * self.count * BLOCK_FIELDS
+    }
+}
+
+impl Blocks {
+    /// The table with blocks of some rows.
+    pub(super) fn table(&self, rows: BlockRows) -> &BlockTable {
+        self.tables[rows as usize].get_or_init(|| {
+            let (entries, count) = table(&self.trees, rows.count());
+            BlockTable { entries: int_tensor(entries, &self.device), count }
+        })
+    }
+
     /// The number of rows that are in a sequence.
-    pub rows: usize,
+    pub(super) fn rows(&self) -> usize {
+        self.trees.iter().flat_map(|tree| &tree.runs).map(|run| run.rows.len()).sum()
+    }
 }
 
 /// Rows, and the position of the first.
 type Span = (Range<usize>, usize);
 
-impl Blocks {
-    fn new(trees: &[PrefixTree], device: &Device) -> Self {
-        let (table, count) = table(trees);
-        let rows = trees.iter().flat_map(|tree| &tree.runs).map(|run| run.rows.len()).sum();
-        Self { table: int_tensor(table, device), count, rows }
-    }
-}
-
-/// The table of [`Blocks`], and the number of blocks of each kind.
-fn table(trees: &[PrefixTree]) -> (Vec<i32>, usize) {
+/// The entries of a [`BlockTable`] with blocks of `height` rows, and the number of blocks of each kind.
+fn table(trees: &[PrefixTree], height: usize) -> (Vec<i32>, usize) {
     let (mut seen, mut seeing) = (Lists::default(), Lists::default());
     for tree in trees {
         let paths = tree.paths();
@@ -125,51 +168,60 @@ fn table(trees: &[PrefixTree]) -> (Vec<i32>, usize) {
             }
         }
         for (span, (path, under)) in spans.iter().zip(paths.iter().zip(&under)) {
-            seen.add(span, path.iter().map(|&run| &spans[run]));
-            seeing.add(span, under.iter().map(|&run| &spans[run]));
+            seen.add(span, path.iter().map(|&run| &spans[run]), height, |block, _| block.end);
+            seeing.add(span, under.iter().map(|&run| &spans[run]), height, |block, all| span.1 + all - block.start);
         }
     }
-    let count = seen.blocks.len() / BLOCK_FIELDS;
-    seeing.shift(seen.spans.len() / SPAN_FIELDS);
-    ([seen.blocks, seeing.blocks, seen.spans, seeing.spans].concat(), count)
+    let count = seen.blocks.len();
+    let first = seen.spans.len() / SPAN_FIELDS;
+    let blocks = [seen.sorted(0), seeing.sorted(first)].concat();
+    ([blocks, seen.spans, seeing.spans].concat(), count)
 }
 
 #[derive(Default)]
 struct Lists {
-    blocks: Vec<i32>,
+    /// Rows that a block sees, or that see it, and the block.
+    blocks: Vec<(usize, [i32; BLOCK_FIELDS])>,
     spans: Vec<i32>,
 }
 
 impl Lists {
-    /// Adds the blocks of some rows, all with the same spans.
-    fn add<'a>(&mut self, (rows, position): &Span, spans: impl Iterator<Item = &'a Span>) {
+    /// Adds the blocks of some rows, all with the same spans. `work` is the number of rows that matter to a block,
+    /// given its positions and the number of rows of all spans.
+    fn add<'a>(
+        &mut self,
+        (rows, position): &Span,
+        spans: impl Iterator<Item = &'a Span>,
+        height: usize,
+        work: impl Fn(Range<usize>, usize) -> usize,
+    ) {
         if rows.is_empty() {
             return;
         }
         let first = self.spans.len() / SPAN_FIELDS;
+        let mut all = 0;
         for (rows, position) in spans {
             if !rows.is_empty() {
+                all += rows.len();
                 self.spans.extend([rows.start as i32, rows.end as i32, *position as i32]);
             }
         }
-        let end = self.spans.len() / SPAN_FIELDS;
-        for start in rows.clone().step_by(BLOCK) {
-            self.blocks.extend([
-                start as i32,
-                (start + BLOCK).min(rows.end) as i32,
-                (position + start - rows.start) as i32,
-                first as i32,
-                end as i32,
-            ]);
+        let last = self.spans.len() / SPAN_FIELDS;
+        for start in rows.clone().step_by(height) {
+            let end = (start + height).min(rows.end);
+            let positions = position + start - rows.start..position + end - rows.start;
+            let block = [start, end, positions.start, first, last].map(|n| n as i32);
+            self.blocks.push((work(positions, all), block));
         }
     }
 
-    /// Shifts the indices of spans, for others before them.
-    fn shift(&mut self, spans: usize) {
-        for block in self.blocks.chunks_mut(BLOCK_FIELDS) {
-            block[3] += spans as i32;
-            block[4] += spans as i32;
-        }
+    /// The fields of the blocks, those with the most work first, with `spans` before their spans.
+    fn sorted(&mut self, spans: usize) -> Vec<i32> {
+        self.blocks.sort_by_key(|(work, _)| Reverse(*work));
+        let shifted = |&(_, [start, end, position, first, last]): &(usize, [i32; BLOCK_FIELDS])| {
+            [start, end, position, first + spans as i32, last + spans as i32]
+        };
+        self.blocks.iter().flat_map(shifted).collect()
     }
 }
 
@@ -207,7 +259,7 @@ mod tests {
 
     #[test]
     fn queries_see_their_path_and_keys_are_seen_by_every_run_behind_them() {
-        let (table, count) = table(&[tree()]);
+        let (table, count) = table(&[tree()], 64);
         let [root, turn, first, second, other] =
             [(0..100, 0), (100..103, 100), (103..110, 103), (110..111, 103), (111..120, 100)];
         let spans = |spans: &[&Span]| spans.iter().copied().cloned().collect::<Vec<Span>>();
@@ -215,12 +267,12 @@ mod tests {
         assert_eq!(
             listed(&table, 0..count, count),
             [
-                (0..64, 0, alone.clone()),
-                (64..100, 64, alone),
-                (100..103, 100, spans(&[&root, &turn])),
                 (103..110, 103, spans(&[&root, &turn, &first])),
-                (110..111, 103, spans(&[&root, &turn, &second])),
                 (111..120, 100, spans(&[&root, &other])),
+                (110..111, 103, spans(&[&root, &turn, &second])),
+                (100..103, 100, spans(&[&root, &turn])),
+                (64..100, 64, alone.clone()),
+                (0..64, 0, alone),
             ]
         );
         let all = spans(&[&root, &turn, &first, &second, &other]);
@@ -230,9 +282,9 @@ mod tests {
                 (0..64, 0, all.clone()),
                 (64..100, 64, all),
                 (100..103, 100, spans(&[&turn, &first, &second])),
+                (111..120, 100, spans(&[&other])),
                 (103..110, 103, spans(&[&first])),
                 (110..111, 103, spans(&[&second])),
-                (111..120, 100, spans(&[&other])),
             ]
         );
     }

@@ -123,10 +123,10 @@ impl Gradients {
     /// Adds a contribution. It is `[rows, columns]`, as the parameter at the index.
     pub fn add(&mut self, index: usize, gradient: Tensor<2>) {
         self.norm = None;
-        let gradient = widened(gradient);
         let sum = match self.slots[index].take() {
-            Some((sum, hold)) => (sum + gradient, hold),
+            Some((sum, hold)) => (kernels::accumulate(sum, &gradient), hold),
             None => {
+                let gradient = widened(gradient);
                 let hold = self.hold(gradient.dims(), gradient.dtype().size());
                 (gradient, hold)
             }

@@ -36,6 +36,7 @@ on_gpus! {
     a_replayed_step_launches_no_kernel_of_a_layer,
     gated_delta_net_decodes_and_trains_through_its_kernels,
     a_shared_prompt_launches_the_kernels_of_a_repeated_one,
+    a_width_that_burn_would_pad_launches_no_more_kernels,
 }
 
 fn before_a_launch_what_it_reads_and_what_it_writes_is_in_use(device: &Device) {
@@ -120,6 +121,32 @@ fn steps_that_replay_a_graph_draw_the_same_tokens(device: &Device) {
             }
         }
     }
+}
+
+/// On CUDA, Burn pads rows that are no multiple of 512 bytes, and our kernels would copy them.
+fn a_width_that_burn_would_pad_launches_no_more_kernels(device: &Device) {
+    let launched = |hidden: usize| {
+        let Value::Object(config) = json!({
+            "model_type": "qwen2", "vocab_size": 97, "hidden_size": hidden, "intermediate_size": 3 * hidden,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
+        }) else {
+            unreachable!("an object")
+        };
+        let arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
+        let mut model = Model::load(&fixtures().join("models/qwen2-tied"));
+        model.decoder = Decoder::random(arch, 1, device);
+        let mut row = Sequence::completion(&[3, 4, 5], &[6, 7, 8, 9]);
+        row.columns.weight = Some(vec![0.1; 4]);
+        let plan = model.plain(1024);
+        let rows = [row];
+        let batch = Batch::pack(&rows, train_cut(&plan, &model.decoder)).expect("a micro-batch");
+        let run = || model.backward(&plan, 1.0, &Nll, &batch.micros());
+        // constants of a shape are made once
+        run();
+        total(&count(run).1)
+    };
+    let (padded, whole) = (launched(96), launched(128));
+    assert_eq!(padded, whole, "kernels of rows of 384 bytes, and of 512");
 }
 
 fn a_graph_reads_long_sequences_as_they_grow(device: &Device) {

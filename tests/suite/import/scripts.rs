@@ -15,8 +15,8 @@ fn no_setting_of_a_script_differs_from_bash_without_being_listed_as_open() {
         return;
     }
     let bed = fixtures().join("../campaigns/import_scripts.py");
-    let program = env!("CARGO_BIN_EXE_firebrick");
-    let output = Command::new("python3").arg(bed).args(["--program", program, "--only"]).args(SAMPLE).output();
+    let program = crate::program::program_path();
+    let output = Command::new("python3").arg(bed).arg("--program").arg(program).arg("--only").args(SAMPLE).output();
     let output = output.expect("python3");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));

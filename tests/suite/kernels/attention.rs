@@ -178,8 +178,12 @@ fn hold_sized(
     assert_near(&what, &values(out.clone().inner()), &expected.0[0], tolerance);
     let mut grads = (out * g.autodiff()).sum().backward();
     for ((leaf, name), expected) in leaves.iter().zip(["dq", "dk", "dv"]).zip(&expected.0[1..]) {
-        let found = leaf.grad_remove(&mut grads).expect("a leaf");
-        assert_near(&format!("{name} of {what}"), &values(found), expected, tolerance);
+        let found = values(leaf.grad_remove(&mut grads).expect("a leaf"));
+        // of a query that sees itself alone the gradient is zero, but for rounding
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let apart = norm(&found.iter().zip(expected).map(|(a, b)| a - b).collect::<Vec<f64>>());
+        let allowed = tolerance * norm(expected).max(1e-2 * norm(&gs));
+        assert!(apart <= allowed, "{name} of {what}: {apart:e} apart, {allowed:e} allowed");
     }
     if let Some(sinks) = sinks {
         let found = values(sinks.grad_remove(&mut grads).expect("a leaf"));
@@ -255,6 +259,13 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas(device: &D
                 (6.0, false),
                 device,
             );
+        }
+    }
+    // several blocks of 128 rows; groups of heads that are divided among blocks of keys
+    if let Some(&precision) = precisions(device).iter().find(|(dtype, _)| *dtype == DType::BF16) {
+        for (dim, window, softcap) in [(64, None, None), (96, Some(150), Some(2.0)), (128, Some(200), None)] {
+            let trees = one_level(&[(0, &[300]), (130, &[5, 70])]);
+            hold(&trees, heads(7, 1, dim), (window, softcap), precision, device);
         }
     }
     for dim in [6, 130] {

@@ -109,8 +109,14 @@ pub fn firebrick(args: &[&str]) -> Output {
     program(args).output().unwrap()
 }
 
+/// The program where Cargo built it, or beside this one where both were packed for another machine.
+pub fn program_path() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_firebrick"));
+    if built.exists() { built } else { std::env::current_exe().expect("a path").with_file_name("firebrick") }
+}
+
 pub fn program(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+    let mut command = Command::new(program_path());
     command.args(args).env_remove("FIREBRICK_LOG");
     command
 }

@@ -289,7 +289,7 @@ fn a_trainer_that_is_killed_leaves_no_worker_behind() {
     let Some(bench) = bench() else { return };
     let more = ["trainer.val_max_samples=0".to_owned()];
     let arguments = arguments(&bench, "train", "run", "digits_for_ever");
-    let mut trainer = Command::new(env!("CARGO_BIN_EXE_firebrick"))
+    let mut trainer = Command::new(super::program_path())
         .args(arguments.iter().chain(&more))
         .stderr(Stdio::null())
         .stdout(Stdio::null())

@@ -169,12 +169,8 @@ fn a_second_process_is_refused_with_the_id_of_the_first_and_touches_nothing() {
     succeeded(&bench.firebrick("train", &["trainer.steps=1"]));
     let config = bench.path("config.yaml");
     let args = ["train", config.to_str().unwrap(), "--resume", "trainer.steps=4000", "trainer.save_freq=-1"];
-    let mut first = Command::new(env!("CARGO_BIN_EXE_firebrick"))
-        .args(args)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut first =
+        Command::new(super::program_path()).args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = Instant::now();
     while bench.read("run/metrics.jsonl").lines().count() < 4 {
         assert!(started.elapsed() < Duration::from_mins(1), "the first process takes no steps");

@@ -117,7 +117,7 @@ fn a_run_killed_at_any_moment_goes_on_from_a_complete_checkpoint() {
     let bench = Bench::new();
     let config = bench.path("config.yaml");
     let args = ["train", config.to_str().unwrap(), "trainer.steps=4000", "trainer.save_freq=1"];
-    let mut child = Command::new(env!("CARGO_BIN_EXE_firebrick")).args(args).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = Command::new(super::program_path()).args(args).stderr(Stdio::null()).spawn().unwrap();
     let started = Instant::now();
     let saved = |n: usize| {
         let entries = std::fs::read_dir(bench.path("run/checkpoints"));

@@ -100,11 +100,8 @@ fn a_profile_has_steps_phases_kernels_and_memory_and_changes_no_number() {
 
 #[test]
 fn the_doctor_finds_a_device_and_says_what_an_empty_path_lacks() {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_firebrick"))
-        .args(["doctor", "--json"])
-        .env("PATH", "")
-        .output()
-        .unwrap();
+    let output =
+        std::process::Command::new(super::program_path()).args(["doctor", "--json"]).env("PATH", "").output().unwrap();
     let checks: Vec<Value> = serde_json::from_str(&succeeded(&output)).unwrap();
     let of = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap();
     assert_eq!(of("cpu")["status"], "ok");

@@ -21,7 +21,7 @@ const SHORT: [&str; 11] = [
 ];
 
 fn run(folder: &Path, more: &[&str]) -> Vec<Value> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+    let mut command = Command::new(crate::program::program_path());
     let output = format!("output={}", folder.display());
     command.arg("train").arg(project().join("examples/calculator.yaml"));
     command.args(SHORT).args(more).arg(output).env_remove("FIREBRICK_LOG");
@@ -70,7 +70,7 @@ fn the_example_learns_to_call_its_tool_and_writes_down_the_turns() {
 #[test]
 fn limits_of_turns_without_an_environment_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+    let mut command = Command::new(crate::program::program_path());
     command.arg("train").arg(project().join("examples/calculator.yaml"));
     command.args(["task.tool=false", "rollout.multi_turn.max_assistant_turns=2"]);
     command.arg(format!("output={}", folder.path().join("run").display()));

@@ -1,6 +1,7 @@
 //! Matrices in host memory, and arithmetic on them.
 
 use super::copy_streams::CopyStreams;
+use crate::precision::dense;
 use crate::trace::span;
 use crate::{Precision, PrecisionExt};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -104,10 +105,10 @@ impl HostTensor {
     pub fn into_device(self, device: &Device) -> Tensor<2> {
         let _span = span("copy to device", 0.0);
         match self.data.dtype() {
-            words if self.verbatim => Tensor::from_data(self.data, (device, words)),
+            words if self.verbatim => dense(self.data, (device, words)),
             // without a type Burn would convert it to the device's default
-            half @ (DType::BF16 | DType::F16) => Tensor::from_data(self.data, (device, half)),
-            _ => Tensor::from_data(self.data, device),
+            half @ (DType::BF16 | DType::F16) => dense(self.data, (device, half)),
+            _ => dense(self.data, device),
         }
     }
 

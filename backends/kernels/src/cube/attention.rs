@@ -9,18 +9,21 @@
 //! Sinks need no kernel of their own: they add to a row's logsumexp and rescale what it gives, and the backward pass
 //! recomputes the probabilities from the logsumexp that they are part of.
 //!
-//! There are two versions of each kernel: `tensor_core` for half precision, and `simt` on SIMT units for the rest.
+//! There are three versions of each kernel: `flash` on NVIDIA's tensor cores, `tensor_core` on other devices' and for
+//! heads that `flash` does not take, both in half precision, and `simt` on SIMT units for the rest.
 
 mod blocks;
+mod flash;
 mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
 use super::prelude::*;
-use crate::prefix_groups::BLOCK_FIELDS;
+use crate::prefix_groups::BlockRows;
 use crate::shapes::AttentionShape;
 use blocks::{Layout, Sizes, softmax_delta};
 use firebrick_device::precision::{stored_as, widened};
+use flash::Params;
 use simt::STAGE;
 
 /// Returns true if the kernels take these tensors and sequences.
@@ -38,93 +41,125 @@ pub(crate) fn attention(qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: 
     }
 }
 
+/// Blocks of the kernels in `CubeCL`.
+const BLOCK: BlockRows = BlockRows::Of64;
+
 #[derive(Clone, Debug)]
 struct Attention(AttentionShape);
 
-/// The arguments that all launches share.
-struct LaunchParams {
-    table: CubeTensor,
-    /// True if every row is in a sequence.
-    whole: bool,
-    layout: Layout,
-    sizes: Sizes,
-    on_tensor_cores: bool,
-}
-
-/// Launches the version of a kernel for the tensors on `$count` cubes.
+/// Launches the version of a kernel in `CubeCL` for the tensors on `$count` cubes.
 macro_rules! launch_version {
     ($kernel:ident, $params:expr, $like:expr, $count:expr, [$($buffer:expr),*]) => {{
-        let (params, like): (&LaunchParams, &CubeTensor) = ($params, $like);
-        let (grid, table, layout, dtype) = (Grid::cubes([like], $count), &params.table, params.layout.argument(), elem(like));
-        if params.on_tensor_cores {
-            launch!(tensor_core::$kernel, grid, VECTOR, [$($buffer,)* table], layout, params.sizes, dtype);
+        let (params, like): (&Params<'_>, &CubeTensor) = ($params, $like);
+        let sizes = Sizes { dim: dims::<3>(like)[2], capped: params.capped };
+        let table = integers(&params.blocks.table(BLOCK).entries);
+        let (grid, layout, dtype) = (Grid::cubes([like], $count), params.layout.argument(), elem(like));
+        // shared memory has to be enough too
+        if sizes.dim.is_multiple_of(SIDE) && has_tensor_cores(like, sizes.shared_bytes()) {
+            launch!(tensor_core::$kernel, grid, VECTOR, [$($buffer,)* &table], layout, sizes, dtype);
         } else {
-            launch!(simt::$kernel, grid, [$($buffer,)* table], layout, params.sizes, dtype);
+            launch!(simt::$kernel, grid, [$($buffer,)* &table], layout, sizes, dtype);
         }
     }};
 }
 
 impl Attention {
-    fn params(&self, q: &CubeTensor, k: &CubeTensor) -> LaunchParams {
+    fn params(&self, q: &CubeTensor, k: &CubeTensor) -> Params<'_> {
         let blocks = self.0.groups.blocks.as_ref();
         let blocks = blocks.expect("the device was checked before");
-        let ([rows, heads, dim], [_, kv, _]) = (dims(q), dims(k));
-        let sizes = Sizes { dim, capped: self.0.softcap.is_some() };
-        LaunchParams {
-            table: integers(&blocks.table),
-            whole: blocks.rows == rows,
+        let ([rows, heads, _], [_, kv, _]) = (dims(q), dims(k));
+        let table = blocks.table(BLOCK);
+        Params {
+            blocks,
+            whole: blocks.rows() == rows,
+            capped: self.0.softcap.is_some(),
             layout: Layout {
-                blocks: blocks.count,
-                keys: blocks.count * BLOCK_FIELDS,
-                spans: 2 * blocks.count * BLOCK_FIELDS,
+                blocks: table.count,
+                keys: table.keys(),
+                spans: table.spans(),
                 heads,
                 group: heads / kv,
                 window: self.0.window.map_or(i32::MAX / 2, |w| w.min(1 << 29) as i32),
                 scale: self.0.scale as f32,
                 cap: self.0.softcap.unwrap_or(1.0) as f32,
             },
-            sizes,
-            // shared memory has to be enough too
-            on_tensor_cores: dim.is_multiple_of(SIDE) && has_tensor_cores(q, sizes.shared_bytes()),
         }
     }
-}
 
-/// The buffer of an output; zeros where some rows are in no sequence.
-fn output_buffer(like: &CubeTensor, whole: bool) -> CubeTensor {
-    empty_or_zeros(like, like.shape(), like.dtype, whole)
-}
-
-impl Attention {
-    /// The output and every row's logsumexp, `[rows, heads]`; zeros in rows of no sequence.
-    fn attend(&self, [q, k, v]: [&CubeTensor; 3]) -> [CubeTensor; 2] {
+    /// The output and every row's logsumexp, `[rows, heads]`, with the sinks of heads, `[1, heads]`, if there are any;
+    /// zeros in rows of no sequence.
+    fn attend(&self, [q, k, v]: [&CubeTensor; 3], sinks: Option<&CubeTensor>) -> [CubeTensor; 2] {
         let params = self.params(q, k);
-        let out = output_buffer(q, params.whole);
-        let [rows, ..] = dims::<3>(q);
-        let lse = empty(q, [rows, params.layout.heads], DType::F32);
-        let lse = if params.whole { lse } else { output_buffer(&lse, false) };
-        let count = params.layout.blocks * params.layout.heads;
-        launch_version!(attention_forward, &params, q, count, [q, k, v, &out, &lse]);
-        [out, lse]
+        let [rows, heads, _] = dims(q);
+        let out = empty_or_zeros(q, q.shape(), q.dtype, params.whole);
+        let lse = empty_or_zeros(q, [rows, heads], DType::F32, params.whole);
+        let sinks = sinks.map(|sinks| widened::<2>(Cube::tensor(sinks.clone())));
+        if flash::takes(q) {
+            let sinks = sinks.map(|sinks| Cube::contiguous(Cube::primitive(sinks)));
+            flash::forward(&params, [q, k, v], sinks.as_ref(), &out, &lse);
+            return [out, lse];
+        }
+        launch_version!(attention_forward, &params, q, params.layout.blocks * heads, [q, k, v, &out, &lse]);
+        match sinks {
+            Some(sinks) => join_sinks(out, lse, sinks),
+            None => [out, lse],
+        }
+    }
+
+    /// Each row's and head's logsumexp and Δ = Σ O ∘ dO: `[rows, heads, 2]`.
+    fn softmax_stats(&self, [q, k, out, gradient, lse]: [&CubeTensor; 5]) -> CubeTensor {
+        let [rows, heads, dim] = dims(out);
+        let pairs = empty(lse, [rows, heads, 2], DType::F32);
+        if flash::takes(q) {
+            flash::delta(&self.params(q, k), [out, gradient, lse, &pairs]);
+        } else {
+            let (grid, dtype) = (Grid::elements([gradient], rows * heads), elem(out));
+            launch!(softmax_delta, grid, [out, gradient, lse, &pairs], rows * heads, dim, dtype);
+        }
+        pairs
     }
 
     /// Gradients of queries, keys and values, given each row's logsumexp and Δ.
     fn gradients(&self, [q, k, v, gradient, rows]: [&CubeTensor; 5], wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let params = self.params(q, k);
+        let inputs = [q, k, v, gradient, rows];
         let count = params.layout.blocks * params.layout.heads;
         let d_q = wanted[0].then(|| {
-            let d_q = output_buffer(q, params.whole);
-            launch_version!(query_backward, &params, q, count, [q, k, v, gradient, rows, &d_q]);
+            let d_q = empty_or_zeros(q, q.shape(), q.dtype, params.whole);
+            if flash::takes(q) {
+                flash::query_gradient(&params, inputs, &d_q);
+            } else {
+                launch_version!(query_backward, &params, q, count, [q, k, v, gradient, rows, &d_q]);
+            }
             d_q
         });
         if !(wanted[1] || wanted[2]) {
             return [d_q, None, None];
         }
-        let [d_k, d_v] = [k, v].map(|t| output_buffer(t, params.whole));
+        if flash::takes(q) {
+            let [d_k, d_v] = flash::key_value_gradients(&params, inputs);
+            return [d_q, Some(d_k), Some(d_v)];
+        }
+        let [d_k, d_v] = [k, v].map(|t| empty_or_zeros(t, t.shape(), t.dtype, params.whole));
         let count = count / params.layout.group;
         launch_version!(key_value_backward, &params, q, count, [q, k, v, gradient, rows, &d_k, &d_v]);
         [d_q, Some(d_k), Some(d_v)]
     }
+}
+
+/// The output and logsumexp of rows whose softmax sinks have joined: of a row with logsumexp l and a sink s, the output
+/// is multiplied by `exp(l − l')` where `l' = ln(exp(l) + exp(s))`.
+fn join_sinks(out: CubeTensor, lse: CubeTensor, sink: Tensor<2>) -> [CubeTensor; 2] {
+    let (out, lse): (Tensor<3>, Tensor<2>) = (Cube::tensor(out), Cube::tensor(lse));
+    let sink = sink.expand(lse.dims());
+    let top = lse.clone().max_pair(sink.clone());
+    let sum = (lse.clone() - top.clone()).exp() + (sink - top.clone()).exp();
+    let joint = sum.log() + top;
+    let [rows, heads] = lse.dims();
+    let kept = (lse - joint.clone()).exp().reshape([rows, heads, 1]);
+    let stored = out.dtype();
+    let out = Cube::contiguous(Cube::primitive(stored_as(widened(out) * kept, stored)));
+    [out, Cube::contiguous(Cube::primitive(joint))]
 }
 
 impl Kernel<Cube, 3> for Attention {
@@ -132,43 +167,31 @@ impl Kernel<Cube, 3> for Attention {
     type Saved = [CubeTensor; 5];
 
     fn forward(&self, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        let [out, lse] = self.attend([&q, &k, &v]);
+        let [out, lse] = self.attend([&q, &k, &v], None);
         (out.clone(), [q, k, v, out, lse])
     }
 
     fn backward(&self, saved: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let [q, k, v, out, lse] = saved;
-        let rows = softmax_stats(out, &gradient, lse);
+        let rows = self.softmax_stats([&q, &k, &out, &gradient, &lse]);
         self.gradients([&q, &k, &v, &gradient, &rows], wanted)
     }
 }
 
-/// With sinks: of a row with logsumexp l and a sink s, the output is multiplied by `exp(l − l')` where `l' =
-/// ln(exp(l) + exp(s))`. Its probabilities are `exp(score − l')`, so that the kernels of the backward pass take
-/// l' for l, and the sink's gradient is the sum of `−exp(s − l') Δ`.
+/// With sinks, probabilities of a row are `exp(score − l')`, where its logsumexp l' includes the sink s, so that the
+/// kernels of the backward pass take l' for l, and the sink's gradient is the sum of `−exp(s − l') Δ`.
 impl Kernel<Cube, 4> for Attention {
     const NAME: &str = "attention";
     type Saved = [CubeTensor; 6];
 
     fn forward(&self, [q, k, v, sinks]: [CubeTensor; 4]) -> (CubeTensor, Self::Saved) {
-        let [out, lse] = self.attend([&q, &k, &v]);
-        let (out, lse): (Tensor<3>, Tensor<2>) = (Cube::tensor(out), Cube::tensor(lse));
-        let sink: Tensor<2> = widened(Cube::tensor(sinks.clone()));
-        let sink = sink.expand(lse.dims());
-        let top = lse.clone().max_pair(sink.clone());
-        let sum = (lse.clone() - top.clone()).exp() + (sink - top.clone()).exp();
-        let joint = sum.log() + top;
-        let [rows, heads] = lse.dims();
-        let kept = (lse - joint.clone()).exp().reshape([rows, heads, 1]);
-        let stored = out.dtype();
-        let out = Cube::contiguous(Cube::primitive(stored_as(widened(out) * kept, stored)));
-        let joint = Cube::contiguous(Cube::primitive(joint));
+        let [out, joint] = self.attend([&q, &k, &v], Some(&sinks));
         (out.clone(), [q, k, v, out, joint, sinks])
     }
 
     fn backward(&self, saved: Self::Saved, gradient: CubeTensor, wanted: [bool; 4]) -> [Option<CubeTensor>; 4] {
         let [q, k, v, out, joint, sinks] = saved;
-        let rows = softmax_stats(out, &gradient, joint.clone());
+        let rows = self.softmax_stats([&q, &k, &out, &gradient, &joint]);
         let of_sinks = wanted[3].then(|| sink_gradient(joint, &rows, sinks));
         let [a, b, c, _] = wanted;
         let [d_q, d_k, d_v] = self.gradients([&q, &k, &v, &gradient, &rows], [a, b, c]);
@@ -185,13 +208,4 @@ fn sink_gradient(joint: CubeTensor, rows: &CubeTensor, sinks: CubeTensor) -> Cub
     let share = (widened(sinks).expand(joint.dims()) - joint).exp();
     let sum = (share * delta).sum_dim(0).neg();
     Cube::contiguous(Cube::primitive(stored_as(sum, stored)))
-}
-
-/// Each row's and head's logsumexp and Δ = Σ O ∘ dO: `[rows, heads, 2]`.
-fn softmax_stats(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeTensor {
-    let [rows, heads, dim] = dims(&out);
-    let pairs = empty(&lse, [rows, heads, 2], DType::F32);
-    let (grid, dtype) = (Grid::elements([gradient], rows * heads), elem(&out));
-    launch!(softmax_delta, grid, [out, gradient, lse, &pairs], rows * heads, dim, dtype);
-    pairs
 }

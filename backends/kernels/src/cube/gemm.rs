@@ -1,39 +1,18 @@
 //! Products of matrices in half precision on NVIDIA's tensor cores: CUDA source of our own, since none of `CubeK`'s
 //! ways comes near cuBLAS, whose streams `CubeCL` could not follow ("On a GPU, beside `PyTorch`" in `BENCHMARKS.md`).
 //!
-//! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`). A
-//! block has no more than the 48 KiB of shared memory that a source may declare, since `CubeCL` launches such a kernel
-//! without dynamic shared memory.
+//! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`).
 
 use super::column_sums::sum_rows;
+use super::cuda::{CudaSource, PTX, compute_capability, element_types, fingerprint, launch_cuda};
 use super::prelude::*;
-#[cfg(feature = "cuda")]
-use burn_cubecl::CubeDevice;
 use cubecl::ir::attributes::BufferIOAttr;
-use cubecl::ir::metadata::Info;
-use cubecl::ir::{AddressType, ElemType, Scope, UIntKind};
-use cubecl::server::{KernelArguments, MetadataBindingInfo};
-use cubecl::{CubeKernel, PrecompiledSource};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 
-const PTX: &str = include_str!("gemm/ptx.cuh");
 const TILE: &str = include_str!("gemm/tile.cuh");
 const MMA: &str = include_str!("gemm/mma.cuh");
 const WGMMA: &str = include_str!("gemm/wgmma.cuh");
 const GEMM: &str = include_str!("gemm/gemm.cu");
-
-/// Tells these sources from those of other versions in caches of compiled kernels, which never see them.
-static SOURCES: LazyLock<u64> = LazyLock::new(|| {
-    let mut hasher = DefaultHasher::new();
-    for instructions in [Instructions::Mma, Instructions::Wgmma] {
-        for rows in [SMALL, LARGE] {
-            let variant = Variant { dtype: DType::BF16, instructions, rows, orders: [Order::Inputs; 2], parts: false };
-            variant.source().hash(&mut hasher);
-        }
-    }
-    hasher.finish()
-});
 
 /// Rows of the two tiles, and columns of both.
 const LARGE: usize = 128;
@@ -41,7 +20,7 @@ const SMALL: usize = 64;
 const TILE_COLUMNS: usize = 128;
 
 /// Rows of tiles whose blocks are neighbours.
-const GROUP: u64 = 8;
+const GROUP: usize = 8;
 
 /// Numbers of a copy: what rows in memory must be a multiple of.
 const CHUNK: usize = 8;
@@ -109,7 +88,11 @@ struct Variant {
     parts: bool,
 }
 
-impl Variant {
+impl CudaSource for Variant {
+    fn entry_point(&self) -> &'static str {
+        "gemm"
+    }
+
     fn threads(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => self.rows / 64 * 128,
@@ -118,10 +101,6 @@ impl Variant {
     }
 
     fn source(&self) -> String {
-        let (element, name) = match self.dtype {
-            DType::F16 => ("__half", "f16"),
-            _ => ("__nv_bfloat16", "bf16"),
-        };
         let out = if self.parts { "float" } else { "Element" };
         let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
         // stages that fill 48 KiB, and blocks of a multiprocessor
@@ -133,10 +112,8 @@ impl Variant {
         let [a, b] = self.orders.map(|order| order == Order::Inputs);
         let (rows, threads) = (self.rows, self.threads());
         let head = format!(
-            "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n\
-             typedef unsigned int u32;\ntypedef unsigned long long u64;\n\
-             typedef {element} Element;\ntypedef {out} Out;\nstruct alignas(2 * sizeof(Out)) Pair {{ Out x, y; }};\n\
-             #define ELEMENT \"{name}\"\n#define WARPGROUPS {warpgroups}\n\
+            "typedef {out} Out;\nstruct alignas(2 * sizeof(Out)) Pair {{ Out x, y; }};\n\
+             #define WARPGROUPS {warpgroups}\n\
              static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks};\n\
              static const int STAGES = {stages};\n\
              static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b};\n"
@@ -145,39 +122,20 @@ impl Variant {
             Instructions::Mma => MMA,
             Instructions::Wgmma => WGMMA,
         };
-        [&head, PTX, TILE, sums, GEMM].concat()
-    }
-}
-
-/// The kernel of one configuration.
-#[derive(Debug)]
-struct Gemm(Variant);
-
-impl KernelMetadata for Gemm {
-    fn name(&self) -> &'static str {
-        "gemm"
+        [&element_types(self.dtype), &head, PTX, TILE, sums, GEMM].concat()
     }
 
-    fn id(&self) -> KernelId {
-        let threads = CubeDim::new_1d(self.0.threads() as u32);
-        KernelId::new::<Self>().info((self.0.clone(), *SOURCES)).cube_dim(threads.0)
-    }
-
-    fn address_type(&self) -> ElemType {
-        UIntKind::U64.into()
-    }
-}
-
-impl CubeKernel for Gemm {
-    /// Nothing: the source stands for it.
-    fn define(&self) -> KernelDefinition {
-        let threads = CubeDim::new_1d(self.0.threads() as u32);
-        let settings = KernelSettings::new(threads.0, ExecutionMode::Checked, AddressType::U64);
-        KernelDefinition { body: Scope::root(settings.clone()), settings, info: Info::default() }
-    }
-
-    fn source(&self) -> Option<PrecompiledSource> {
-        Some(PrecompiledSource { source: self.0.source(), entrypoint_name: "gemm".into(), lang: "cuda" })
+    fn fingerprint() -> u64 {
+        static SOURCES: LazyLock<u64> = LazyLock::new(|| {
+            let instructions = [Instructions::Mma, Instructions::Wgmma];
+            fingerprint(instructions.into_iter().flat_map(|instructions| {
+                [SMALL, LARGE].map(|rows| {
+                    let orders = [Order::Inputs; 2];
+                    Variant { dtype: DType::BF16, instructions, rows, orders, parts: false }.source()
+                })
+            }))
+        });
+        *SOURCES
     }
 }
 
@@ -218,50 +176,16 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
 fn launch(variant: Variant, inputs: [&CubeTensor; 2], out: &CubeTensor, sizes: [usize; 6], parts: usize) {
     let [m, n, ..] = sizes;
     let tiles = m.div_ceil(variant.rows) * n.div_ceil(TILE_COLUMNS);
-    let buffers = [inputs[0], inputs[1], out];
-    let lengths = buffers.map(|t| t.handle.size_in_used() / t.elem_size() as u64);
-    let sizes = sizes.map(|size| size as u64);
-    let info = [&lengths[..], &sizes, &[GROUP]].concat();
-    let words = info.len();
-    let io = [BufferIOAttr::ReadOnly, BufferIOAttr::ReadOnly, BufferIOAttr::WriteOnly];
-    let arguments = buffers
-        .into_iter()
-        .zip(io)
-        .fold(KernelArguments::new(), |arguments, (t, io)| arguments.with_buffer_io(t.handle.clone().binding(), io));
-    out.client.launch(
-        Box::new(Gemm(variant)),
-        CubeCount::Static(tiles as u32, parts as u32, 1),
-        arguments.with_info(MetadataBindingInfo::new(info, words)),
-    );
+    let buffers =
+        [(inputs[0], BufferIOAttr::ReadOnly), (inputs[1], BufferIOAttr::ReadOnly), (out, BufferIOAttr::WriteOnly)];
+    launch_cuda(variant, [tiles, parts], &buffers, &[&sizes[..], &[GROUP]].concat());
 }
 
 /// Matrix instructions of a device; `None` if it is none of NVIDIA's, or older than Ampere.
-#[cfg(feature = "cuda")]
 fn instructions(like: &CubeTensor) -> Option<Instructions> {
-    use cudarc::driver::CudaContext;
-    use std::sync::{Mutex, PoisonError};
-
-    static KNOWN: Mutex<Vec<(usize, Option<Instructions>)>> = Mutex::new(Vec::new());
-    let CubeDevice::Cuda(cuda) = &like.device else {
-        return None;
-    };
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, supported)) = known.iter().find(|(index, _)| *index == cuda.index) {
-        return *supported;
-    }
-    // the primary context, which CubeCL has too
-    let capability = CudaContext::new(cuda.index).and_then(|context| context.compute_capability());
-    let supported = match capability {
-        Ok((9, _)) => Some(Instructions::Wgmma),
-        Ok((8.., _)) => Some(Instructions::Mma),
+    match compute_capability(like)? {
+        9 => Some(Instructions::Wgmma),
+        8.. => Some(Instructions::Mma),
         _ => None,
-    };
-    known.push((cuda.index, supported));
-    supported
-}
-
-/// None: this build has no CUDA.
-#[cfg(not(feature = "cuda"))]
-fn instructions(_like: &CubeTensor) -> Option<Instructions> {
-    None
+    }
 }

@@ -17,7 +17,9 @@ pub(crate) fn glu_joined(x: &Tensor<2>, activation: Activation) -> Tensor<2> {
     let width = columns / 2;
     let out = empty(&x, [rows, width], x.dtype);
     let n = rows * width;
-    launch!(forward, Grid::elements([&x], n), [&x, &x, &out], n, width, activation, true, elem(&out));
+    let size = vector_size([&x, &out], width);
+    let (grid, [n, width]) = (Grid::elements([&x], n / size), [n, width].map(|n| n / size));
+    launch!(forward, grid, size, [&x, &x, &out], n, width, activation, true, elem(&out));
     Cube::tensor(out)
 }
 
@@ -32,7 +34,9 @@ impl Kernel<Cube, 2> for Glu {
         let [gate, up] = &inputs;
         let out = empty(gate, gate.shape(), gate.dtype);
         let n = gate.shape().num_elements();
-        launch!(forward, Grid::elements([gate], n), [gate, up, &out], n, n, self.0, false, elem(&out));
+        let size = vector_size([gate, up, &out], n);
+        let n = n / size;
+        launch!(forward, Grid::elements([gate], n), size, [gate, up, &out], n, n, self.0, false, elem(&out));
         (out, inputs)
     }
 
@@ -41,9 +45,11 @@ impl Kernel<Cube, 2> for Glu {
         // a unit reads its elements before it writes them
         let (d_gate, gate_in_place) = reuse_or_alloc(&gate);
         let (d_up, up_in_place) = reuse_or_alloc(&up);
+        let size = vector_size([&gate, &up, &gradient, &d_gate, &d_up], n);
+        let n = n / size;
         let (grid, dtype) = (Grid::elements([&gate], n), elem(&gate));
         let outputs = (output_arg(&d_gate, gate_in_place, 0), output_arg(&d_up, up_in_place, 1));
-        launch!(backward, grid, [gate, up, gradient, outputs.0, outputs.1], n, self.0, dtype);
+        launch!(backward, grid, size, [gate, up, gradient, outputs.0, outputs.1], n, self.0, dtype);
         [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
     }
 }
@@ -78,12 +84,13 @@ pub(super) fn activation(x: f32, #[comptime] gate: Activation) -> (f32, f32) {
     }
 }
 
-/// Gates of rows, which are `joined` with what they gate where both are one tensor of twice the width.
+/// Gates of rows, which are `joined` with what they gate where both are one tensor of twice the width. `n` and `width`
+/// count vectors.
 #[cube(launch, address_type = "dynamic")]
-fn forward<F: Float>(
-    gates: &[F],
-    up: &[F],
-    out: &mut [F],
+fn forward<F: Float, N: Size>(
+    gates: &[Vector<F, N>],
+    up: &[Vector<F, N>],
+    out: &mut [Vector<F, N>],
     n: usize,
     width: usize,
     #[comptime] kind: Activation,
@@ -98,28 +105,42 @@ fn forward<F: Float>(
             gate_at = i / width * width + i;
             up_at = gate_at + width;
         }
-        let (value, _) = activation(f32::cast_from(gates[gate_at]), kind);
-        out[i] = F::cast_from(value * f32::cast_from(up[up_at]));
+        let (gate, factor) = (gates[gate_at], up[up_at]);
+        let mut y = Vector::<F, N>::cast_from(0u32);
+        #[unroll]
+        for e in 0..N::value() {
+            let (value, _) = activation(f32::cast_from(gate.extract(e)), kind);
+            y.insert(e, F::cast_from(value * f32::cast_from(factor.extract(e))));
+        }
+        out[i] = y;
     }
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn backward<F: Float>(
-    gate: &[F],
-    up: &[F],
-    g: &[F],
-    d_gate: &mut [F],
-    d_up: &mut [F],
+fn backward<F: Float, N: Size>(
+    gate: &[Vector<F, N>],
+    up: &[Vector<F, N>],
+    g: &[Vector<F, N>],
+    d_gate: &mut [Vector<F, N>],
+    d_up: &mut [Vector<F, N>],
     n: usize,
     #[comptime] kind: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
     if i < n {
-        let (value, slope) = activation(f32::cast_from(gate[i]), kind);
-        let incoming = f32::cast_from(g[i]);
-        let through = incoming * f32::cast_from(up[i]);
-        d_gate[i] = F::cast_from(through * slope);
-        d_up[i] = F::cast_from(incoming * value);
+        let (x, factor, incoming) = (gate[i], up[i], g[i]);
+        let mut of_gate = Vector::<F, N>::cast_from(0u32);
+        let mut of_up = Vector::<F, N>::cast_from(0u32);
+        #[unroll]
+        for e in 0..N::value() {
+            let (value, slope) = activation(f32::cast_from(x.extract(e)), kind);
+            let incoming = f32::cast_from(incoming.extract(e));
+            let through = incoming * f32::cast_from(factor.extract(e));
+            of_gate.insert(e, F::cast_from(through * slope));
+            of_up.insert(e, F::cast_from(incoming * value));
+        }
+        d_gate[i] = of_gate;
+        d_up[i] = of_up;
     }
 }

@@ -221,6 +221,15 @@ pub(super) fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
     tensor.shape().dims()
 }
 
+/// Elements that an elementwise kernel reads at a time, where rows have `n`: 16 bytes on CUDA where all buffers are
+/// aligned to that, one elsewhere.
+pub(super) fn vector_size<const N: usize>(tensors: [&CubeTensor; N], n: usize) -> usize {
+    let size = 16 / tensors[0].elem_size();
+    let aligned = |t: &&CubeTensor| t.handle.offset_start.unwrap_or(0).is_multiple_of(16);
+    let fits = matches!(tensors[0].device, CubeDevice::Cuda(_)) && n.is_multiple_of(size);
+    if fits && tensors.iter().all(aligned) { size } else { 1 }
+}
+
 /// Cubes that fill a GPU: two per multiprocessor, of which 32 are assumed where the device does not say.
 pub(super) fn cubes_to_fill(like: &CubeTensor) -> usize {
     let hardware = &like.client.properties().hardware;

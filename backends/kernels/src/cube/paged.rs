@@ -7,6 +7,8 @@
 //! (`columns`). Where such cubes do not fill the GPU and rows are long, the columns of a row are divided among several
 //! cubes (`kernels`).
 //!
+//! On NVIDIA's tensor cores, other kernels take half precision (`flash_decode`).
+//!
 //! A kernel is written once, over how a pool stores numbers (`storage`: in a float type, or in codes of 8 bits) and
 //! where queries and new tokens are (`source`: in three tensors, or in one with their biases beside it). Codes are
 //! widened in registers. A key's scale multiplies its product with a query, a value's scale its weight.
@@ -14,6 +16,7 @@
 mod cache;
 mod codes;
 mod columns;
+mod flash_decode;
 mod kernels;
 mod place;
 mod pool;
@@ -141,7 +144,9 @@ fn decode_attention(
     let [kv, slots, elements] = dims(&pool.keys);
     let dim = if pool.scales.is_some() { elements * CODES } else { elements };
     let group = width / dim / kv;
-    let heads = group.min(HEADS).min((QUERIES / dim).max(1));
+    let joined = matches!(new, NewTokens::Joined { .. });
+    let on_tensor_cores = joined && flash_decode::takes(&pool, group, dim);
+    let heads = if on_tensor_cores { group } else { group.min(HEADS).min((QUERIES / dim).max(1)) };
     let window = shape.window.unwrap_or(usize::MAX);
     let params = LaunchParams {
         new,
@@ -165,9 +170,13 @@ fn decode_attention(
     };
     let tasks = rows * kv * params.layout.chunks;
     let parts = parts(&params.out, tasks, window.min(tables.longest));
+    let flash =
+        flash_decode::Params { table: &params.table, pool: params.pool, layout: &params.layout, sizes: params.sizes };
+    if let (true, 1, NewTokens::Joined { qkv, bias }) = (on_tensor_cores, parts, &params.new) {
+        flash.attend(qkv, bias.as_ref(), &params.angles, params.sinks.as_ref(), &params.out);
     // sinks join where parts are combined: the other kernels have no buffer left for them
-    if parts > 1 || params.sinks.is_some() {
-        params.split_kv(tasks, parts);
+    } else if parts > 1 || params.sinks.is_some() {
+        params.split_kv(tasks, parts, on_tensor_cores.then_some(&flash));
     } else {
         params.step(Step::Attend, tasks);
     }
@@ -222,13 +231,14 @@ impl LaunchParams<'_> {
     }
 
     /// Three launches, with `parts` cubes for the columns of a row.
-    fn split_kv(&self, tasks: usize, parts: usize) {
+    fn split_kv(&self, tasks: usize, parts: usize, flash: Option<&flash_decode::Params<'_>>) {
         self.step(Step::Append, self.layout.rows * self.layout.kv);
         let q = &self.out;
         let parted = empty(q, [tasks * parts * part_elements(self.sizes)], DType::F32);
-        match &self.pool.scales {
-            None => self.attend_parts::<FloatPool<F>>(&parted, self.pool.floats(), tasks, parts),
-            Some(scales) => self.attend_parts::<Int8Pool>(&parted, self.pool.codes(scales), tasks, parts),
+        match (flash, &self.pool.scales) {
+            (Some(flash), _) => flash.attend_parts(q, &parted, parts),
+            (None, None) => self.attend_parts::<FloatPool<F>>(&parted, self.pool.floats(), tasks, parts),
+            (None, Some(scales)) => self.attend_parts::<Int8Pool>(&parted, self.pool.codes(scales), tasks, parts),
         }
         let grid = Grid::elements([&self.pool.keys, q], q.shape().num_elements());
         // any f32 buffer stands in where there are none

@@ -21,8 +21,10 @@ impl Rotary {
         // a unit reads both elements of its pair before it writes either
         let (out, in_place) = reuse_or_alloc(&x);
         let pairs = tokens * heads * dim / 2;
-        let (grid, y) = (Grid::elements([&x], pairs), output_arg(&out, in_place, 0));
-        launch!(rotate, grid, [x, &self.cos, &self.sin, y], pairs, heads, dim / 2, sign, elem(&out));
+        let size = vector_size([&x, &out], dim / 2);
+        let (grid, y) = (Grid::elements([&x], pairs / size), output_arg(&out, in_place, 0));
+        let [pairs, half] = [pairs, dim / 2].map(|n| n / size);
+        launch!(rotate, grid, size, [x, &self.cos, &self.sin, y], pairs, heads, half, sign, elem(&out));
         out
     }
 }
@@ -41,13 +43,13 @@ impl Kernel<Cube, 1> for Rotary {
     }
 }
 
-/// A unit rotates one pair of one head.
+/// A unit rotates a vector of pairs of one head. `pairs` and `half` count vectors.
 #[cube(launch, address_type = "dynamic")]
-fn rotate<F: Float>(
-    x: &[F],
-    cos: &[f32],
-    sin: &[f32],
-    out: &mut [F],
+fn rotate<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    cos: &[Vector<f32, N>],
+    sin: &[Vector<f32, N>],
+    out: &mut [Vector<F, N>],
     pairs: usize,
     heads: usize,
     half: usize,
@@ -58,12 +60,12 @@ fn rotate<F: Float>(
     if pair < pairs {
         let (row, i) = (pair / half, pair % half);
         let angle = row / heads * half + i;
-        let c = cos[angle];
-        let s = sin[angle] * sign;
         let first = row * half * 2 + i;
-        let a = f32::cast_from(x[first]);
-        let b = f32::cast_from(x[first + half]);
-        out[first] = F::cast_from(a * c - b * s);
-        out[first + half] = F::cast_from(b * c + a * s);
+        let c = cos[angle];
+        let s = sin[angle] * Vector::<f32, N>::new(sign);
+        let a = Vector::<f32, N>::cast_from(x[first]);
+        let b = Vector::<f32, N>::cast_from(x[first + half]);
+        out[first] = Vector::<F, N>::cast_from(a * c - b * s);
+        out[first + half] = Vector::<F, N>::cast_from(b * c + a * s);
     }
 }

@@ -4,6 +4,7 @@ use super::{by_device, no_kernel, operations};
 use crate::formulas::block8;
 use crate::shapes::{AdamWOutput, AdamWStep, QuantizationMap, QuantizedBlocks, RowsByToken, int_tensor};
 use burn::tensor::{DType, IndexingUpdateOp, Tensor};
+use firebrick_device::precision::widened;
 use std::ops::Range;
 
 operations! {
@@ -27,6 +28,13 @@ operations! {
     ) -> AdamWOutput {
         cube: adamw if cube::adamw::takes(&value);
         else { no_kernel("adamw") }
+    }
+
+    /// `sum + gradient` of matrices of one shape, in f32; in place where `sum`, in f32, is not shared. Gradients of a
+    /// half-precision pass are added up this way, so that sums of micro-batches lose nothing to rounding.
+    pub fn accumulate(sum: Tensor<2>, gradient: &Tensor<2>) -> Tensor<2> {
+        cube: accumulate if cube::accumulate::takes(&sum, gradient);
+        else { sum + widened(gradient.clone()) }
     }
 
     /// Quantizes a matrix, `[rows, columns]`, to 8 bits per element, block by block (arXiv:2110.02861). On a GPU a code

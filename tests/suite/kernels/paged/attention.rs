@@ -303,15 +303,8 @@ fn sinks_join_the_softmax_of_rows_short_and_long(device: &Device) {
     }
 }
 
-fn hold_joined(
-    kind: Kind,
-    heads: Heads,
-    tokens: &[usize],
-    biased: bool,
-    (dtype, tolerance): (DType, f64),
-    device: &Device,
-) {
-    let step = Step::new(kind, heads, tokens.to_vec(), dtype, device);
+fn hold_joined(step: &Step, biased: bool, (window, softcap): (Option<usize>, Option<f64>), tolerance: f64) {
+    let &Step { kind, heads, dtype, ref tokens, ref device, .. } = step;
     let Heads { kv, group, dim } = heads;
     let bias = |salt, width: usize| {
         let (bias, _) = stored(numbers(width, salt, 1.0), [1, width], dtype, device);
@@ -328,17 +321,17 @@ fn hold_joined(
     let shape = PagedAttentionShape {
         tables: &tables,
         angles: &step.angles,
-        window: None,
+        window,
         scale: 0.4,
-        softcap: None,
-        sinks: None,
+        softcap,
+        sinks: step.sinks.as_ref().map(|(sinks, _)| sinks),
     };
     let (expected, expected_pool) = kernels::paged_attention(separate, step.pool.clone(), &shape);
     let qkv = Tensor::cat(step.tensors.to_vec(), 1);
     let bias = biased.then(|| Tensor::cat(biases.to_vec(), 1));
     let joined = JoinedHeads { queries: kv * group, keys: kv, dim };
     let (found, pool) = kernels::paged_attention_joined(&qkv, bias.as_ref(), joined, step.pool.clone(), &shape);
-    let what = format!("{kind:?}, {heads:?} in {dtype:?}, biased {biased}");
+    let what = format!("{kind:?}, {heads:?} in {dtype:?}, biased {biased}, window {window:?}, cap {softcap:?}");
     assert_near(&what, &values(found), &values(expected), tolerance);
     // a code may be the next one where the number is halfway between two
     let rounding = match kind {
@@ -357,8 +350,22 @@ fn joined_rows_with_biases_are_attended_to_as_separate_ones(device: &Device) {
             // whole rows, and rows that are divided among cubes, with holes among them
             for tokens in [vec![0, 1, 37, 40, 100], vec![0, 700, 1500]] {
                 for biased in [false, true] {
-                    hold_joined(kind, heads, &tokens, biased, precision, device);
+                    let step = Step::new(kind, heads, tokens.clone(), precision.0, device);
+                    hold_joined(&step, biased, (None, None), precision.1);
                 }
+            }
+        }
+    }
+    // heads of which tensor cores make matrices, in half precision
+    for precision in precisions(device).into_iter().filter(|(dtype, _)| *dtype != DType::F32) {
+        for (group, dim, window, softcap) in
+            [(7, 64, None, None), (2, 96, Some(21), Some(2.0)), (16, 128, Some(300), None), (4, 256, None, Some(1.5))]
+        {
+            let heads = Heads { kv: 2, group, dim };
+            for (tokens, biased) in [(vec![0, 1, 16, 37, 100], true), (vec![0, 700, 1500], false)] {
+                let step = Step::new(Kind::Float, heads, tokens, precision.0, device);
+                hold_joined(&step, biased, (window, softcap), precision.1);
+                hold_joined(&step.with_sinks(), biased, (window, softcap), precision.1);
             }
         }
     }

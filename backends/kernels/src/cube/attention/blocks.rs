@@ -1,8 +1,11 @@
 //! Blocks of rows, the spans of rows that they see or that see them, masking, and scores.
 
 use super::super::glu::tanh;
-use crate::prefix_groups::{BLOCK_FIELDS, SPAN_FIELDS};
+use crate::prefix_groups::{BLOCK_FIELDS, BlockRows, SPAN_FIELDS};
 use cubecl::prelude::*;
+
+/// Rows of a block of the kernels in `CubeCL`.
+pub(super) const BLOCK: usize = BlockRows::Of64.count();
 
 /// A masked score: finite, so that differences of scores are.
 pub(super) const MASKED: f64 = -1.0e30;

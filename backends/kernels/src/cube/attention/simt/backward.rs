@@ -1,11 +1,11 @@
 //! The backward pass: dQ of blocks of queries; dK and dV of blocks of keys.
 
+use super::super::blocks::BLOCK;
 use super::super::blocks::{
     Layout, Sizes, Tile, block_rows, from_row, key_block, key_rows, pair_gradient, pair_of, query_block, tile_of,
     tile_rows, visible_keys, visible_queries,
 };
 use super::tile::{OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
-use crate::prefix_groups::BLOCK;
 use cubecl::prelude::*;
 
 /// Turns products of queries and keys (`scores`) into probabilities P, and products of values and output gradients

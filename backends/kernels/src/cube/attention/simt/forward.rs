@@ -1,12 +1,12 @@
 //! The forward pass of blocks of queries.
 
+use super::super::blocks::BLOCK;
 use super::super::blocks::{
     Block, Layout, MASKED, Sizes, Tile, block_rows, from_row, key_rows, masked_score, query_block, tile_of,
     visible_keys,
 };
 use super::tile::{LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
 use crate::cube::prelude::*;
-use crate::prefix_groups::BLOCK;
 
 /// Turns products of queries and keys into scores, in place, and masks keys that a query does not see.
 #[cube]

@@ -2,9 +2,9 @@
 //! slices of both in shared memory, and products of such a tile with rows of the other side. Each unit has 4 × 2
 //! elements of a tile. Shared memory stays below 16 KiB, which WebGPU guarantees.
 
+use super::super::blocks::BLOCK;
 use super::super::blocks::Rows;
 use crate::cube::prelude::*;
-use crate::prefix_groups::BLOCK;
 
 /// Rows of the other side in a tile.
 pub(super) const TILE: usize = 32;

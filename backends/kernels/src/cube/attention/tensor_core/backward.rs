@@ -1,12 +1,12 @@
 //! The backward pass: dQ of blocks of queries; dK and dV of blocks of keys.
 
 use super::super::super::cmma::{VECTOR, shared_aligned};
+use super::super::blocks::BLOCK;
 use super::super::blocks::{
     Layout, Sizes, Tile, block_rows, from_row, key_block, key_rows, pair_gradient, pair_of, query_block, tile_of,
     tile_rows, visible_keys, visible_queries,
 };
 use super::tile::{LANES, multiply_accumulate, products, stage, store, zero_sums};
-use crate::prefix_groups::BLOCK;
 use cubecl::prelude::*;
 
 /// From products of queries and keys (`scores`) and of values and output gradients (`upstream`), the probabilities P

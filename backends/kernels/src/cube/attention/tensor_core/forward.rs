@@ -1,12 +1,12 @@
 //! The forward pass of blocks of queries.
 
 use super::super::super::cmma::{VECTOR, shared_aligned};
+use super::super::blocks::BLOCK;
 use super::super::blocks::{
     Block, Layout, MASKED, Sizes, Tile, block_rows, from_row, key_rows, masked_score, query_block, tile_of,
     visible_keys,
 };
 use super::tile::{LANES, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums};
-use crate::prefix_groups::BLOCK;
 use cubecl::cmma::Matrix;
 use cubecl::prelude::*;
 

@@ -2,9 +2,9 @@
 //! tile.
 
 use super::super::super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, load_fragment, zero_accumulator};
+use super::super::blocks::BLOCK;
 use super::super::blocks::{Rows, Sizes};
 use crate::cube::prelude::*;
-use crate::prefix_groups::BLOCK;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 
 /// Units of a row in the softmax.

@@ -1,4 +1,4 @@
-/* The instructions of PTX that a product is made of. The stand-in for a card (tests/cuda/ptx.h) has functions of the same names.
+/* Instructions of PTX that kernels in CUDA C++ use. The stand-in for a GPU (tests/cuda/ptx.h) has functions of the same names.
  * Addresses of shared memory are bytes from its beginning.
  */
 #ifdef __CUDACC__
@@ -33,6 +33,22 @@ DEVICE void multiply_add(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
 	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 	             : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* 2^x, within two units in the last place. */
+DEVICE float exp2_approx(float x)
+{
+	float y;
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+/* Two numbers in half precision, the first in the lower bits. */
+DEVICE u32 pack_pair(float first, float second)
+{
+	u32 pair;
+	asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+	return pair;
 }
 
 #if WARPGROUPS

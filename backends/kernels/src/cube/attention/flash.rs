@@ -1,0 +1,241 @@
+//! On NVIDIA's tensor cores from Ampere on, for heads of 64, 96 and 128 in half precision: CUDA C++ with scores in
+//! registers and asynchronous copies (FlashAttention-2; Dao, 2023).
+
+use super::blocks::Layout;
+use crate::cube::column_sums::sum_rows;
+use crate::cube::cuda::{CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda};
+use crate::cube::prelude::*;
+use crate::prefix_groups::{BlockRows, Blocks};
+use cubecl::ir::attributes::BufferIOAttr::{ReadOnly, WriteOnly};
+use std::hash::{Hash, Hasher};
+use std::sync::LazyLock;
+
+const TILE: &str = include_str!("flash/tile.cuh");
+const FORWARD: &str = include_str!("flash/forward.cu");
+const QUERY_GRADIENT: &str = include_str!("flash/query_gradient.cu");
+const KEY_VALUE_GRADIENTS: &str = include_str!("flash/key_value_gradients.cu");
+const DELTA: &str = include_str!("flash/delta.cu");
+
+/// Rows of heads of a block of [`Pass::Delta`].
+const DELTA_ROWS: usize = 16;
+
+/// Blocks for each multiprocessor below which the query heads of a group are divided among several blocks of keys.
+const KEY_BLOCKS: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Pass {
+    Forward,
+    QueryGradient,
+    KeyValueGradients,
+    Delta,
+}
+
+/// Compile-time parameters of a kernel.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    pass: Pass,
+    dtype: DType,
+    dim: usize,
+    scale: f32,
+    /// The soft-cap.
+    cap: Option<f32>,
+    sinks: bool,
+    /// True if gradients of keys and values stay in f32, for those of other parts of the group to be added.
+    partial: bool,
+}
+
+impl Variant {
+    /// The fields, with floats by their bits.
+    fn key(&self) -> (Pass, DType, usize, u32, Option<u32>, bool, bool) {
+        let Self { pass, dtype, dim, scale, cap, sinks, partial } = *self;
+        (pass, dtype, dim, scale.to_bits(), cap.map(f32::to_bits), sinks, partial)
+    }
+
+    /// Rows of a block, rows of a warp, rows of the other side in a tile, and blocks of a multiprocessor: the fastest
+    /// of some measured on an H200 within 48 KiB of shared memory.
+    fn tiling(&self) -> (BlockRows, usize, usize, usize) {
+        match (self.pass, self.dim) {
+            (Pass::Forward | Pass::Delta, 64) => (BlockRows::Of64, 16, 64, 3),
+            (_, 64) => (BlockRows::Of128, 32, 32, 2),
+            (Pass::Forward | Pass::Delta, _) => (BlockRows::Of64, 16, 32, 3),
+            (_, 96) => (BlockRows::Of64, 16, 32, 2),
+            _ => (BlockRows::Of64, 16, 16, 3),
+        }
+    }
+
+    fn of(pass: Pass, params: &Params, like: &CubeTensor) -> Self {
+        let cap = params.capped.then_some(params.layout.cap);
+        let [.., dim] = dims::<3>(like);
+        Self { pass, dtype: like.dtype, dim, scale: params.layout.scale, cap, sinks: false, partial: false }
+    }
+}
+
+impl PartialEq for Variant {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Variant {}
+
+impl Hash for Variant {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl CudaSource for Variant {
+    fn entry_point(&self) -> &'static str {
+        match self.pass {
+            Pass::Forward => "flash_forward",
+            Pass::QueryGradient => "flash_query_gradient",
+            Pass::KeyValueGradients => "flash_key_value_gradients",
+            Pass::Delta => "flash_delta",
+        }
+    }
+
+    fn threads(&self) -> usize {
+        let (rows, of_warp, ..) = self.tiling();
+        if self.pass == Pass::Delta { 16 * DELTA_ROWS } else { rows.count() / of_warp * 32 }
+    }
+
+    fn source(&self) -> String {
+        let (buffers, text) = match self.pass {
+            Pass::Forward => (7, FORWARD),
+            Pass::QueryGradient => (7, QUERY_GRADIENT),
+            Pass::KeyValueGradients => (8, KEY_VALUE_GRADIENTS),
+            Pass::Delta => (4, DELTA),
+        };
+        let (rows, of_warp, others, blocks) = self.tiling();
+        let (dim, rows, scale, cap) = (self.dim, rows.count(), self.scale, self.cap.unwrap_or(1.0));
+        let out = if self.partial { "float" } else { "Element" };
+        let (capped, sinks) = (self.cap.is_some(), self.sinks);
+        let head = format!(
+            "#define WARPGROUPS 0\ntypedef {out} Out;\n\
+             static const u32 BUFFERS = {buffers}, DIM = {dim}, ROWS = {rows}, WARP_ROWS = {of_warp}, OTHERS = {others}, BLOCKS = {blocks};\n\
+             static const bool CAPPED = {capped}, SINKS = {sinks};\n\
+             static const float SCALE = {scale:e}f, CAP = {cap:e}f;\n"
+        );
+        [&element_types(self.dtype), &head, PTX, HEADS, TILE, text].concat()
+    }
+
+    fn fingerprint() -> u64 {
+        static SOURCES: LazyLock<u64> = LazyLock::new(|| {
+            let passes = [Pass::Forward, Pass::QueryGradient, Pass::KeyValueGradients, Pass::Delta];
+            let of = |pass| {
+                [64, 96, 128].map(|dim| {
+                    let (dtype, scale, cap) = (DType::BF16, 1.0, None);
+                    Variant { pass, dtype, dim, scale, cap, sinks: false, partial: false }.source()
+                })
+            };
+            fingerprint(passes.into_iter().flat_map(of))
+        });
+        *SOURCES
+    }
+}
+
+/// The arguments that all launches share.
+pub(super) struct Params<'a> {
+    pub blocks: &'a Blocks,
+    pub layout: Layout,
+    pub capped: bool,
+    /// True if every row is in a sequence.
+    pub whole: bool,
+}
+
+impl Params<'_> {
+    /// Sizes of a launch on blocks of some rows.
+    fn sizes(&self, rows: BlockRows, parts: usize, all: usize) -> (CubeTensor, usize, [usize; 7]) {
+        let table = self.blocks.table(rows);
+        let (layout, count) = (&self.layout, table.count);
+        let first = if parts == 0 { 0 } else { table.keys() };
+        let sizes = [first, table.spans(), layout.heads, layout.group, layout.window as usize, parts, all];
+        (integers(&table.entries), count, sizes)
+    }
+}
+
+/// Returns true if the kernels take a tensor.
+pub(super) fn takes(q: &CubeTensor) -> bool {
+    let [.., dim] = dims::<3>(q);
+    let half = matches!(q.dtype, DType::BF16 | DType::F16);
+    half && matches!(dim, 64 | 96 | 128) && compute_capability(q).is_some_and(|major| major >= 8)
+}
+
+/// Writes the output and each row's logsumexp, with sinks (f32, one for each head) if there are any.
+pub(super) fn forward(
+    params: &Params<'_>,
+    [q, k, v]: [&CubeTensor; 3],
+    sinks: Option<&CubeTensor>,
+    out: &CubeTensor,
+    lse: &CubeTensor,
+) {
+    let variant = Variant { sinks: sinks.is_some(), ..Variant::of(Pass::Forward, params, q) };
+    let (table, count, sizes) = params.sizes(variant.tiling().0, 0, dims::<3>(q)[0]);
+    let buffers = [
+        (q, ReadOnly),
+        (k, ReadOnly),
+        (v, ReadOnly),
+        // read by kernels with sinks alone
+        (sinks.unwrap_or(q), ReadOnly),
+        (out, WriteOnly),
+        (lse, WriteOnly),
+        (&table, ReadOnly),
+    ];
+    launch_cuda(variant, [count * params.layout.heads, 1], &buffers, &sizes);
+}
+
+/// The logsumexp and Δ = Σ O ∘ dO of each row and head, `[rows, heads, 2]`.
+pub(super) fn delta(params: &Params<'_>, [out, gradient, lse, numbers]: [&CubeTensor; 4]) {
+    let variant = Variant::of(Pass::Delta, params, out);
+    let [rows, heads, _] = dims::<3>(out);
+    let mut sizes = [0; 7];
+    sizes[6] = rows * heads;
+    let buffers = [(out, ReadOnly), (gradient, ReadOnly), (lse, ReadOnly), (numbers, WriteOnly)];
+    launch_cuda(variant, [(rows * heads).div_ceil(DELTA_ROWS), 1], &buffers, &sizes);
+}
+
+/// Writes the gradient of queries, given each row's logsumexp and Δ.
+pub(super) fn query_gradient(params: &Params<'_>, [q, k, v, gradient, numbers]: [&CubeTensor; 5], d_q: &CubeTensor) {
+    let variant = Variant::of(Pass::QueryGradient, params, q);
+    let (table, count, sizes) = params.sizes(variant.tiling().0, 0, dims::<3>(q)[0]);
+    let inputs = [q, k, v, gradient, numbers].map(|t| (t, ReadOnly));
+    let buffers = [&inputs[..], &[(d_q, WriteOnly), (&table, ReadOnly)]].concat();
+    launch_cuda(variant, [count * params.layout.heads, 1], &buffers, &sizes);
+}
+
+/// The gradients of keys and values, given each row's logsumexp and Δ.
+///
+/// Where few blocks of keys would leave the GPU idle, each has a part of its group's query heads alone, and sums in
+/// f32; the sums of all parts are added in their order.
+pub(super) fn key_value_gradients(
+    params: &Params<'_>,
+    [q, k, v, gradient, numbers]: [&CubeTensor; 5],
+) -> [CubeTensor; 2] {
+    let variant = Variant::of(Pass::KeyValueGradients, params, q);
+    let [rows, kv_heads, dim] = dims::<3>(k);
+    let group = params.layout.group;
+    let multiprocessors = q.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(32) as usize;
+    let blocks = params.blocks.table(variant.tiling().0).count * kv_heads;
+    let parts = (KEY_BLOCKS * multiprocessors).div_ceil(blocks.max(1)).clamp(1, group);
+    let (table, count, sizes) = params.sizes(variant.tiling().0, parts, rows);
+    let partial = parts > 1;
+    let (shape, dtype) =
+        if partial { ([parts, rows, kv_heads * dim], DType::F32) } else { ([rows, kv_heads, dim], k.dtype) };
+    let [d_k, d_v] = [(); 2].map(|()| empty_or_zeros(k, shape, dtype, params.whole));
+    let inputs = [q, k, v, gradient, numbers].map(|t| (t, ReadOnly));
+    let buffers = [&inputs[..], &[(&d_k, WriteOnly), (&d_v, WriteOnly), (&table, ReadOnly)]].concat();
+    launch_cuda(Variant { partial, ..variant }, [count * kv_heads * parts, 1], &buffers, &sizes);
+    if !partial {
+        return [d_k, d_v];
+    }
+    [d_k, d_v].map(|sums| {
+        let flat = CubeTensor::new_contiguous(
+            sums.client,
+            sums.device,
+            [parts, rows * kv_heads * dim].into(),
+            sums.handle,
+            sums.dtype,
+        );
+        sum_rows(flat, [rows, kv_heads, dim], k.dtype)
+    })
+}

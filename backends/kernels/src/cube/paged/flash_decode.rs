@@ -1,0 +1,160 @@
+//! Decode attention on NVIDIA's tensor cores from Ampere on, in half precision: CUDA C++ with 16-byte copies ahead of
+//! products of a key head's queries with a block of 16 tokens (Flash-Decoding; Dao, Haziza, Massa and Sizov, 2023).
+
+use super::place::{Layout, Sizes};
+use super::pool::CubePool;
+use crate::cube::cuda::{CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda};
+use crate::cube::prelude::*;
+use cubecl::ir::attributes::BufferIOAttr::{ReadOnly, ReadWrite, WriteOnly};
+use firebrick_spec::BLOCK_SIZE;
+use std::hash::{Hash, Hasher};
+use std::sync::LazyLock;
+
+const ATTEND: &str = include_str!("flash_decode/attend.cu");
+
+/// Query heads of a key head, at most: rows of a left operand.
+const MAX_GROUP: usize = 16;
+
+/// Tokens of a block of the pool that the source knows.
+const _: () = assert!(BLOCK_SIZE == 16, "attend.cu has 16 tokens in a tile");
+
+/// Numbers of a head by the warps of a block: what 48 KiB of shared memory hold, twice.
+const WARP_NUMBERS: usize = 256;
+
+/// Compile-time parameters of a kernel.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    dtype: DType,
+    dim: usize,
+    scale: f32,
+    /// The soft-cap.
+    cap: Option<f32>,
+    sinks: bool,
+    biased: bool,
+    /// True if a block has a part of a row's columns.
+    parted: bool,
+}
+
+impl Variant {
+    /// The fields, with floats by their bits.
+    fn key(&self) -> (DType, usize, u32, Option<u32>, [bool; 3]) {
+        let Self { dtype, dim, scale, cap, sinks, biased, parted } = *self;
+        (dtype, dim, scale.to_bits(), cap.map(f32::to_bits), [sinks, biased, parted])
+    }
+
+    fn warps(&self) -> usize {
+        (WARP_NUMBERS / self.dim).clamp(1, 4)
+    }
+
+    fn of(pool: &CubePool, layout: &Layout, sizes: Sizes) -> Self {
+        let Sizes { dim, capped, .. } = sizes;
+        let (dtype, cap) = (pool.keys.dtype, capped.then_some(layout.cap));
+        Self { dtype, dim, scale: layout.scale, cap, sinks: false, biased: false, parted: false }
+    }
+}
+
+impl PartialEq for Variant {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Variant {}
+
+impl Hash for Variant {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl CudaSource for Variant {
+    fn entry_point(&self) -> &'static str {
+        "paged_attend"
+    }
+
+    fn threads(&self) -> usize {
+        self.warps() * 32
+    }
+
+    fn source(&self) -> String {
+        let Self { dim, scale, sinks, biased, parted, .. } = *self;
+        let (warps, capped, cap) = (self.warps(), self.cap.is_some(), self.cap.unwrap_or(1.0));
+        let out = if parted { "float" } else { "Element" };
+        let head = format!(
+            "#define WARPGROUPS 0\ntypedef {out} Out;\n\
+             static const u32 DIM = {dim}, WARPS = {warps};\n\
+             static const bool CAPPED = {capped}, SINKS = {sinks}, BIASED = {biased}, PARTED = {parted};\n\
+             static const float SCALE = {scale:e}f, CAP = {cap:e}f;\n"
+        );
+        [&element_types(self.dtype), &head, PTX, HEADS, ATTEND].concat()
+    }
+
+    fn fingerprint() -> u64 {
+        static SOURCES: LazyLock<u64> = LazyLock::new(|| {
+            let of = |dim| {
+                let (dtype, scale, cap) = (DType::BF16, 1.0, None);
+                Variant { dtype, dim, scale, cap, sinks: false, biased: false, parted: false }.source()
+            };
+            fingerprint([64, 96, 128, 256].map(of))
+        });
+        *SOURCES
+    }
+}
+
+/// Returns true if the kernels take queries in groups of some heads and a pool.
+pub(super) fn takes(pool: &CubePool, group: usize, dim: usize) -> bool {
+    let half = matches!(pool.keys.dtype, DType::BF16 | DType::F16) && pool.scales.is_none();
+    let shape = group <= MAX_GROUP && matches!(dim, 64 | 96 | 128 | 256);
+    half && shape && compute_capability(&pool.keys).is_some_and(|major| major >= 8)
+}
+
+/// The table, pool and sizes of launches.
+pub(super) struct Params<'a> {
+    pub table: &'a CubeTensor,
+    pub pool: &'a CubePool,
+    pub layout: &'a Layout,
+    pub sizes: Sizes,
+}
+
+impl Params<'_> {
+    fn launch(&self, variant: Variant, read: [&CubeTensor; 4], out: &CubeTensor, parts: usize) {
+        let Layout { rows, stride, kv, group, slots, window, .. } = *self.layout;
+        let [queries, bias, angles, sinks] = read;
+        let buffers = [
+            (queries, ReadOnly),
+            (bias, ReadOnly),
+            (angles, ReadOnly),
+            (sinks, ReadOnly),
+            (self.table, ReadOnly),
+            (&self.pool.keys, ReadWrite),
+            (&self.pool.values, ReadWrite),
+            (out, WriteOnly),
+        ];
+        launch_cuda(variant, [rows * kv * parts, 1], &buffers, &[rows, stride, kv, group, slots, window, parts]);
+    }
+
+    /// Attention of whole rows `[queries | keys | values]`, whose new tokens it appends to the pool. `sinks` are f32.
+    pub fn attend(
+        &self,
+        qkv: &CubeTensor,
+        bias: Option<&CubeTensor>,
+        angles: &CubeTensor,
+        sinks: Option<&CubeTensor>,
+        out: &CubeTensor,
+    ) {
+        let variant = Variant {
+            sinks: sinks.is_some(),
+            biased: bias.is_some(),
+            ..Variant::of(self.pool, self.layout, self.sizes)
+        };
+        // what a kernel does not read stands in for what there is not
+        let read = [qkv, bias.unwrap_or(qkv), angles, sinks.unwrap_or(angles)];
+        self.launch(variant, read, out, 1);
+    }
+
+    /// Attention of rotated queries to parts of the tokens in the pool, to be combined.
+    pub fn attend_parts(&self, queries: &CubeTensor, parted: &CubeTensor, parts: usize) {
+        let variant = Variant { parted: true, ..Variant::of(self.pool, self.layout, self.sizes) };
+        self.launch(variant, [queries, queries, parted, parted], parted, parts);
+    }
+}
