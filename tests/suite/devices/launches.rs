@@ -7,9 +7,10 @@ use crate::support::fixtures;
 use crate::support::model::{Model, nll_rows};
 use crate::support::report;
 use burn::tensor::{DType, Device, Tensor};
-use firebrick_backends::kernels::{KvPool, SlotMapping, write_kv};
+use firebrick_backends::kernels::{self, KvPool, SlotMapping, write_kv};
 use firebrick_backends::launches::{LaunchCounts, before_each, count, total};
 use firebrick_backends::memory::{read, read_pools};
+use firebrick_backends::transfer::HostTensor;
 use firebrick_engine::batch::Batch;
 use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::sft::Nll;
@@ -36,7 +37,7 @@ on_gpus! {
     a_replayed_step_launches_no_kernel_of_a_layer,
     gated_delta_net_decodes_and_trains_through_its_kernels,
     a_shared_prompt_launches_the_kernels_of_a_repeated_one,
-    a_width_that_burn_would_pad_launches_no_more_kernels,
+    an_uploaded_matrix_has_no_padding_between_its_rows,
 }
 
 fn before_a_launch_what_it_reads_and_what_it_writes_is_in_use(device: &Device) {
@@ -123,30 +124,12 @@ fn steps_that_replay_a_graph_draw_the_same_tokens(device: &Device) {
     }
 }
 
-/// On CUDA, Burn pads rows that are no multiple of 512 bytes, and our kernels would copy them.
-fn a_width_that_burn_would_pad_launches_no_more_kernels(device: &Device) {
-    let launched = |hidden: usize| {
-        let Value::Object(config) = json!({
-            "model_type": "qwen2", "vocab_size": 97, "hidden_size": hidden, "intermediate_size": 3 * hidden,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
-        }) else {
-            unreachable!("an object")
-        };
-        let arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
-        let mut model = Model::load(&fixtures().join("models/qwen2-tied"));
-        model.decoder = Decoder::random(arch, 1, device);
-        let mut row = Sequence::completion(&[3, 4, 5], &[6, 7, 8, 9]);
-        row.columns.weight = Some(vec![0.1; 4]);
-        let plan = model.plain(1024);
-        let rows = [row];
-        let batch = Batch::pack(&rows, train_cut(&plan, &model.decoder)).expect("a micro-batch");
-        let run = || model.backward(&plan, 1.0, &Nll, &batch.micros());
-        // constants of a shape are made once
-        run();
-        total(&count(run).1)
-    };
-    let (padded, whole) = (launched(96), launched(128));
-    assert_eq!(padded, whole, "kernels of rows of 384 bytes, and of 512");
+/// On CUDA, Burn pads rows that are no multiple of 512 bytes where it uploads them, and kernels would copy them.
+fn an_uploaded_matrix_has_no_padding_between_its_rows(device: &Device) {
+    let matrix = |rows: usize| HostTensor::from_values(vec![0.5; rows * 96], [rows, 96]).upload(device);
+    let (x, w, norm) = (matrix(5), matrix(64), matrix(1));
+    let (_, launches) = count(|| kernels::linear(&kernels::rms_norm(&x, &norm, 1e-6, 0.0), &w));
+    assert_eq!(launches_of(&launches, "copy_kernel"), 0, "{launches:?}");
 }
 
 fn a_graph_reads_long_sequences_as_they_grow(device: &Device) {
