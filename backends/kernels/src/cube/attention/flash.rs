@@ -5,7 +5,7 @@ use super::blocks::Layout;
 use crate::cube::column_sums::sum_rows;
 use crate::cube::cuda::{CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda};
 use crate::cube::prelude::*;
-use crate::prefix_groups::{BlockRows, Blocks};
+use crate::prefix_groups::{BlockRows, BlockTable, Blocks};
 use cubecl::ir::attributes::BufferIOAttr::{ReadOnly, WriteOnly};
 use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
@@ -30,6 +30,18 @@ enum Pass {
     Delta,
 }
 
+/// Rows of a block of threads.
+#[derive(Clone, Copy, Debug)]
+struct Tiling {
+    block: BlockRows,
+    /// Rows of a warp.
+    warp: usize,
+    /// Rows of the other side in a tile.
+    others: usize,
+    /// Blocks that a multiprocessor has at a time.
+    blocks: usize,
+}
+
 /// Compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
@@ -51,16 +63,16 @@ impl Variant {
         (pass, dtype, dim, scale.to_bits(), cap.map(f32::to_bits), sinks, partial)
     }
 
-    /// Rows of a block, rows of a warp, rows of the other side in a tile, and blocks of a multiprocessor: the fastest
-    /// of some measured on an H200 within 48 KiB of shared memory.
-    fn tiling(&self) -> (BlockRows, usize, usize, usize) {
-        match (self.pass, self.dim) {
+    /// The fastest of some tilings measured on an H200 within 48 KiB of shared memory.
+    fn tiling(&self) -> Tiling {
+        let (block, warp, others, blocks) = match (self.pass, self.dim) {
             (Pass::Forward | Pass::Delta, 64) => (BlockRows::Of64, 16, 64, 3),
             (_, 64) => (BlockRows::Of128, 32, 32, 2),
             (Pass::Forward | Pass::Delta, _) => (BlockRows::Of64, 16, 32, 3),
             (_, 96) => (BlockRows::Of64, 16, 32, 2),
             _ => (BlockRows::Of64, 16, 16, 3),
-        }
+        };
+        Tiling { block, warp, others, blocks }
     }
 
     fn of(pass: Pass, params: &Params, like: &CubeTensor) -> Self {
@@ -95,8 +107,8 @@ impl CudaSource for Variant {
     }
 
     fn threads(&self) -> usize {
-        let (rows, of_warp, ..) = self.tiling();
-        if self.pass == Pass::Delta { 16 * DELTA_ROWS } else { rows.count() / of_warp * 32 }
+        let Tiling { block, warp, .. } = self.tiling();
+        if self.pass == Pass::Delta { 16 * DELTA_ROWS } else { block.count() / warp * 32 }
     }
 
     fn source(&self) -> String {
@@ -106,13 +118,13 @@ impl CudaSource for Variant {
             Pass::KeyValueGradients => (8, KEY_VALUE_GRADIENTS),
             Pass::Delta => (4, DELTA),
         };
-        let (rows, of_warp, others, blocks) = self.tiling();
-        let (dim, rows, scale, cap) = (self.dim, rows.count(), self.scale, self.cap.unwrap_or(1.0));
+        let Tiling { block, warp, others, blocks } = self.tiling();
+        let (dim, rows, scale, cap) = (self.dim, block.count(), self.scale, self.cap.unwrap_or(1.0));
         let out = if self.partial { "float" } else { "Element" };
         let (capped, sinks) = (self.cap.is_some(), self.sinks);
         let head = format!(
             "#define WARPGROUPS 0\ntypedef {out} Out;\n\
-             static const u32 BUFFERS = {buffers}, DIM = {dim}, ROWS = {rows}, WARP_ROWS = {of_warp}, OTHERS = {others}, BLOCKS = {blocks};\n\
+             static const u32 BUFFERS = {buffers}, DIM = {dim}, ROWS = {rows}, WARP_ROWS = {warp}, OTHERS = {others}, BLOCKS = {blocks};\n\
              static const bool CAPPED = {capped}, SINKS = {sinks};\n\
              static const float SCALE = {scale:e}f, CAP = {cap:e}f;\n"
         );
@@ -144,13 +156,10 @@ pub(super) struct Params<'a> {
 }
 
 impl Params<'_> {
-    /// Sizes of a launch on blocks of some rows.
-    fn sizes(&self, rows: BlockRows, parts: usize, all: usize) -> (CubeTensor, usize, [usize; 7]) {
-        let table = self.blocks.table(rows);
-        let (layout, count) = (&self.layout, table.count);
-        let first = if parts == 0 { 0 } else { table.keys() };
-        let sizes = [first, table.spans(), layout.heads, layout.group, layout.window as usize, parts, all];
-        (integers(&table.entries), count, sizes)
+    /// Sizes of a launch on the blocks of a table from an offset on, with some parts of a group, for tensors of `rows`.
+    fn sizes(&self, table: &BlockTable, first: usize, parts: usize, rows: usize) -> [usize; 7] {
+        let Layout { heads, group, window, .. } = self.layout;
+        [first, table.spans(), heads, group, window as usize, parts, rows]
     }
 }
 
@@ -170,7 +179,8 @@ pub(super) fn forward(
     lse: &CubeTensor,
 ) {
     let variant = Variant { sinks: sinks.is_some(), ..Variant::of(Pass::Forward, params, q) };
-    let (table, count, sizes) = params.sizes(variant.tiling().0, 0, dims::<3>(q)[0]);
+    let table = params.blocks.table(variant.tiling().block);
+    let entries = integers(&table.entries);
     let buffers = [
         (q, ReadOnly),
         (k, ReadOnly),
@@ -179,9 +189,10 @@ pub(super) fn forward(
         (sinks.unwrap_or(q), ReadOnly),
         (out, WriteOnly),
         (lse, WriteOnly),
-        (&table, ReadOnly),
+        (&entries, ReadOnly),
     ];
-    launch_cuda(variant, [count * params.layout.heads, 1], &buffers, &sizes);
+    let sizes = params.sizes(table, 0, 1, dims::<3>(q)[0]);
+    launch_cuda(variant, [table.count * params.layout.heads, 1], &buffers, &sizes);
 }
 
 /// The logsumexp and Δ = Σ O ∘ dO of each row and head, `[rows, heads, 2]`.
@@ -197,10 +208,12 @@ pub(super) fn delta(params: &Params<'_>, [out, gradient, lse, numbers]: [&CubeTe
 /// Writes the gradient of queries, given each row's logsumexp and Δ.
 pub(super) fn query_gradient(params: &Params<'_>, [q, k, v, gradient, numbers]: [&CubeTensor; 5], d_q: &CubeTensor) {
     let variant = Variant::of(Pass::QueryGradient, params, q);
-    let (table, count, sizes) = params.sizes(variant.tiling().0, 0, dims::<3>(q)[0]);
+    let table = params.blocks.table(variant.tiling().block);
+    let entries = integers(&table.entries);
     let inputs = [q, k, v, gradient, numbers].map(|t| (t, ReadOnly));
-    let buffers = [&inputs[..], &[(d_q, WriteOnly), (&table, ReadOnly)]].concat();
-    launch_cuda(variant, [count * params.layout.heads, 1], &buffers, &sizes);
+    let buffers = [&inputs[..], &[(d_q, WriteOnly), (&entries, ReadOnly)]].concat();
+    let sizes = params.sizes(table, 0, 1, dims::<3>(q)[0]);
+    launch_cuda(variant, [table.count * params.layout.heads, 1], &buffers, &sizes);
 }
 
 /// The gradients of keys and values, given each row's logsumexp and Δ.
@@ -215,16 +228,18 @@ pub(super) fn key_value_gradients(
     let [rows, kv_heads, dim] = dims::<3>(k);
     let group = params.layout.group;
     let multiprocessors = q.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(32) as usize;
-    let blocks = params.blocks.table(variant.tiling().0).count * kv_heads;
+    let table = params.blocks.table(variant.tiling().block);
+    let entries = integers(&table.entries);
+    let blocks = table.count * kv_heads;
     let parts = (KEY_BLOCKS * multiprocessors).div_ceil(blocks.max(1)).clamp(1, group);
-    let (table, count, sizes) = params.sizes(variant.tiling().0, parts, rows);
     let partial = parts > 1;
     let (shape, dtype) =
         if partial { ([parts, rows, kv_heads * dim], DType::F32) } else { ([rows, kv_heads, dim], k.dtype) };
     let [d_k, d_v] = [(); 2].map(|()| empty_or_zeros(k, shape, dtype, params.whole));
     let inputs = [q, k, v, gradient, numbers].map(|t| (t, ReadOnly));
-    let buffers = [&inputs[..], &[(&d_k, WriteOnly), (&d_v, WriteOnly), (&table, ReadOnly)]].concat();
-    launch_cuda(Variant { partial, ..variant }, [count * kv_heads * parts, 1], &buffers, &sizes);
+    let buffers = [&inputs[..], &[(&d_k, WriteOnly), (&d_v, WriteOnly), (&entries, ReadOnly)]].concat();
+    let sizes = params.sizes(table, table.keys(), parts, rows);
+    launch_cuda(Variant { partial, ..variant }, [blocks * parts, 1], &buffers, &sizes);
     if !partial {
         return [d_k, d_v];
     }
