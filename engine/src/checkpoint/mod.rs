@@ -1,5 +1,6 @@
 //! The run folder and its checkpoints: sources of policy and critic, trainer state, inputs.
 
+pub(crate) mod checksums;
 mod critic_source;
 mod inputs;
 mod policy_source;

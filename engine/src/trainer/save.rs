@@ -10,7 +10,7 @@ use super::scorer::Scorer;
 use super::session::Session;
 use super::session::resume::modules;
 use crate::Result;
-use crate::checkpoint::{Inputs, RunDir, trainer_state};
+use crate::checkpoint::{Inputs, RunDir, checksums, trainer_state};
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use std::path::{Path, PathBuf};
@@ -69,6 +69,7 @@ fn write_checkpoint(run: &Recovery, scorer: &Scorer) -> Result<PathBuf> {
         let half = decoder.arch().precision.is_half();
         trainer_state::save_optimizer(&dir, &critic.optimizer, decoder, half, world)?;
     }
+    checksums::write(&dir, world)?;
     folder.complete(&name)
 }
 
