@@ -271,15 +271,15 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes the oldest checkpoints beyond `keep`, except the one of the step `spared`.
+    /// Removes the oldest checkpoints beyond `keep`, except those of the steps `spared`.
     ///
     /// # Errors
     /// `Error::Io` if a folder cannot be read or removed.
-    pub fn prune(&self, keep: usize, spared: Option<u64>) -> Result<()> {
+    pub fn prune(&self, keep: usize, spared: &[u64]) -> Result<()> {
         if !self.writes {
             return Ok(());
         }
-        for (_, path) in self.checkpoints()?.iter().rev().skip(keep).filter(|(step, _)| Some(*step) != spared) {
+        for (_, path) in self.checkpoints()?.iter().rev().skip(keep).filter(|(step, _)| !spared.contains(step)) {
             discard(path)?;
         }
         // folders that a killed process did not remove
@@ -388,13 +388,13 @@ mod tests {
         for step in [10, 20, 30] {
             run.publish(&RunDir::checkpoint_name(step), |_| Ok(())).unwrap();
         }
-        run.prune(2, None).unwrap();
+        run.prune(2, &[]).unwrap();
         assert!(!half.exists());
         let steps = || run.checkpoints().unwrap().iter().map(|c| c.0).collect::<Vec<_>>();
         assert_eq!(steps(), [20, 30]);
-        run.prune(1, Some(20)).unwrap();
+        run.prune(1, &[20]).unwrap();
         assert_eq!(steps(), [20, 30]);
-        run.prune(1, None).unwrap();
+        run.prune(1, &[]).unwrap();
         assert_eq!(steps(), [30]);
     }
 

@@ -66,9 +66,23 @@ pub struct TrainerState {
     /// Running statistics of normalized rewards, by name.
     #[serde(default)]
     pub rewards: BTreeMap<String, RunningStats>,
+    /// Best validation by `trainer.keep_best`, whose step has a checkpoint.
+    #[serde(default)]
+    pub best: Option<BestValidation>,
     /// True if the checkpoint has an index of checksums, which earlier versions did not write.
     #[serde(default)]
     pub checksums: bool,
+}
+
+/// Value of a metric in a validation.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct BestValidation {
+    /// Finished steps.
+    pub step: u64,
+    /// Name of the metric.
+    pub metric: String,
+    /// Its value.
+    pub value: f64,
 }
 
 impl TrainerState {

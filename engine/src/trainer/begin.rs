@@ -29,6 +29,7 @@ impl Trainer {
             }
             if self.session.config.trainer.val_before_train {
                 self.validate()?;
+                self.new_best()?;
             }
             self.recovery.telemetry.recorder.end_line(0)?;
         }
