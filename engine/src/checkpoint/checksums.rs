@@ -11,6 +11,7 @@
 //! damaged index is not taken for a newer one.
 
 use super::{json, read_if_there, trainer_state};
+use crate::config::RunConfig;
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::host::write_synced;
@@ -20,7 +21,7 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The index in the folder.
 const INDEX: &str = "checksums.json";
@@ -33,6 +34,9 @@ const CHECKSUM: &str = "crc32c";
 const BLOCK: u64 = 64 << 20;
 /// Bytes per read.
 const BUFFER: usize = 16 << 10;
+
+/// Folders between a model and its checkpoint, and one.
+const MAX_DEPTH: usize = 3;
 
 /// Endings of files that loading may read.
 const LOADED: [&str; 3] = ["json", "safetensors", "jinja"];
@@ -99,6 +103,55 @@ pub(crate) fn verify(folder: &Path, world: &World) -> Result<Verdict> {
     }
     world.run_on_main(|| refuse_others(folder, &sums))?;
     Ok(Verdict::Whole)
+}
+
+/// Verifies the models that a configuration names, if they are parts of checkpoints. All ranks call it together.
+///
+/// # Errors
+/// Those of [`check_model`], and if a rank has failed or is gone.
+pub(crate) fn verify_models(config: &RunConfig, world: &World) -> Result<()> {
+    let lora = config.model.lora.as_ref().and_then(|lora| lora.path.as_ref());
+    let critic = config.critic.as_ref().and_then(|critic| critic.model.path.as_ref());
+    let mut paths = config.model.path.iter().chain(lora).chain(critic);
+    paths.try_for_each(|path| verify_model(path, world))
+}
+
+/// Verifies the folder of a model, if it is part of a checkpoint, such as `step-000100/model`.
+///
+/// # Errors
+/// `Error::Io` with expectation and finding if a file is not as it was written; `Error::Resume` for checksums of
+/// another version.
+pub fn check_model(folder: &Path) -> Result<()> {
+    verify_model(folder, &World::default())
+}
+
+fn verify_model(folder: &Path, world: &World) -> Result<()> {
+    let Some((checkpoint, part)) = world.run_on_main(|| checkpoint_of(folder))? else { return Ok(()) };
+    let damaged = |path: &str, damage: String| {
+        let advice = "restore it, or copy the folder out of the checkpoint if you changed it";
+        let error = io::Error::new(ErrorKind::InvalidData, format!("it is damaged, {damage}; {advice}"));
+        Err(Error::io("read", checkpoint.join(path))(error))
+    };
+    let sums = match world.run_on_main(|| read_index(&checkpoint))? {
+        Index::Files(sums) => sums,
+        Index::Absent => return Ok(()),
+        Index::Damaged(damage) => return damaged(INDEX, damage),
+    };
+    let sums: Vec<FileSum> = sums.into_iter().filter(|sum| Path::new(&sum.path).starts_with(&part)).collect();
+    let damages = divided(&sums, world, |sum| sum.damage(&checkpoint))?;
+    match sums.iter().zip(damages).find_map(|(sum, damage)| Some((sum, damage?))) {
+        None => Ok(()),
+        Some((sum, damage)) => damaged(&sum.path, damage),
+    }
+}
+
+/// The checkpoint that a folder is part of, with the folder's path in it.
+fn checkpoint_of(folder: &Path) -> Result<Option<(PathBuf, PathBuf)>> {
+    let folder = std::path::absolute(folder).map_err(Error::io("find", folder))?;
+    let has_index = |checkpoint: &&Path| checkpoint.join(INDEX).is_file();
+    let checkpoint = folder.ancestors().skip(1).take(MAX_DEPTH).find(has_index);
+    let part = |checkpoint: &Path| Some((checkpoint.to_owned(), folder.strip_prefix(checkpoint).ok()?.to_owned()));
+    Ok(checkpoint.filter(|_| folder.is_dir()).and_then(part))
 }
 
 /// Results of work on each item, in their order. Each rank does a part, and all get all results.

@@ -10,6 +10,7 @@ mod saved_tensors;
 mod sharded;
 pub mod trainer_state;
 
+pub use checksums::check_model;
 pub use critic_source::{CriticSource, critic_architecture};
 pub use inputs::Inputs;
 pub use policy_source::{PolicySource, architecture, check_arch, check_ends, tokenizer_of};

@@ -141,3 +141,23 @@ fn ranks_divide_the_files_and_agree_on_index_and_verdict() {
     assert!(matches!(alone, Verdict::Damaged(_)));
     assert!(on_ranks().into_iter().all(|verdict| verdict.as_ref() == Ok(&alone)));
 }
+
+#[test]
+fn a_model_in_a_checkpoint_is_verified_and_a_copy_is_not() {
+    let temp = folder();
+    let model = temp.path().join("model");
+    check_model(&model).unwrap();
+    // other parts do not matter
+    fs::write(temp.path().join("trainer/state.json"), "{}").unwrap();
+    check_model(&model).unwrap();
+    let path = model.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[1..]).unwrap();
+    let message = check_model(&model).unwrap_err().to_string();
+    for part in ["model.safetensors: ", "expected 49159 bytes", "found 49158 bytes", "copy the folder out"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let copy = tempfile::tempdir().unwrap();
+    fs::copy(&path, copy.path().join("model.safetensors")).unwrap();
+    check_model(copy.path()).unwrap();
+}
