@@ -9,6 +9,8 @@ use firebrick::engine::config::{Mode, RunConfig};
 use firebrick::engine::metrics::{Control, Event, Observer};
 use firebrick::report::ViewUpdate;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::Level;
 
 /// Kind of output.
@@ -44,6 +46,8 @@ pub struct Console {
     mode: Mode,
     folder: PathBuf,
     shown: Shown,
+    /// Set by the signal that requests a checkpoint.
+    save_requested: Arc<AtomicBool>,
 }
 
 enum Shown {
@@ -64,6 +68,7 @@ impl Console {
                 Show::Lines => Shown::Lines(Progress::new(plain)),
                 Show::Live | Show::Warnings | Show::Nothing => Shown::Nothing,
             },
+            save_requested: save_signal(),
         }
     }
 
@@ -121,9 +126,22 @@ impl Observer for Console {
     }
 
     fn control(&mut self) -> Control {
+        if self.save_requested.swap(false, Ordering::SeqCst) {
+            return Control::Save;
+        }
         match &mut self.shown {
             Shown::Live(live) => live.feed.control(),
             Shown::Nothing | Shown::Lines(_) => Control::Continue,
         }
     }
+}
+
+/// Flag that SIGUSR1 sets, on every rank: launchers send it to all.
+fn save_signal() -> Arc<AtomicBool> {
+    let flag = Arc::default();
+    #[cfg(unix)]
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::clone(&flag)) {
+        tracing::warn!("SIGUSR1 cannot be handled, so it does not save a checkpoint: {error}");
+    }
+    flag
 }

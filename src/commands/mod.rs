@@ -20,7 +20,7 @@ pub mod watch;
 
 use crate::arguments::CheckpointArgs;
 use firebrick::backends::DeviceSpec;
-use firebrick::engine::checkpoint::check_arch;
+use firebrick::engine::checkpoint::{check_arch, check_model};
 use firebrick::engine::config::RunConfig;
 use firebrick::engine::hub::{ModelFiles, model_folder};
 use firebrick::models::checkpoint::load_adapter;
@@ -50,13 +50,18 @@ pub struct Loaded {
 /// given.
 pub fn load(args: &CheckpointArgs, device: DeviceSpec) -> anyhow::Result<Loaded> {
     let dir = model_folder(&args.model, ModelFiles::All)?;
+    check_model(&dir)?;
     let checkpoint = Checkpoint::open(&dir)?.with_base(args.base);
     let tokenizer = Tokenizer::from_dir(&dir)?.for_embedding(checkpoint.arch().vocab_size);
     check_arch(checkpoint.arch())?;
     let (device, _) = firebrick::backends::device::open(device)?;
     let decoder = checkpoint.load(&device)?;
     let decoder = match &args.adapter {
-        Some(adapter) => load_adapter(&decoder, &model_folder(adapter, ModelFiles::All)?)?,
+        Some(adapter) => {
+            let adapter = model_folder(adapter, ModelFiles::All)?;
+            check_model(&adapter)?;
+            load_adapter(&decoder, &adapter)?
+        }
         None => decoder,
     };
     Ok(Loaded { checkpoint, tokenizer, decoder })

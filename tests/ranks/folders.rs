@@ -1,6 +1,6 @@
 //! The run folder of several ranks: rank 0 locks, compares and writes it, and all come to the same end.
 
-use super::{config, run, same_on_all, world};
+use super::{StopAfter, config, run, same_on_all, world};
 use firebrick_backends::collective::{Settings, Threads};
 use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::trainer::{Start, Trainer};
@@ -8,7 +8,12 @@ use std::path::Path;
 
 /// The messages of all ranks of a run that is refused, which the user can fix on each.
 fn refusals(config: &RunConfig, start: Start) -> Vec<String> {
-    let ended = Threads::run(3, Settings::default(), |rank| {
+    refusals_of(3, config, start)
+}
+
+/// The same of so many ranks.
+fn refusals_of(size: usize, config: &RunConfig, start: Start) -> Vec<String> {
+    let ended = Threads::run(size, Settings::default(), |rank| {
         let error = run(config.clone(), start, rank).unwrap_err();
         assert!(error.is_user_error(), "{error}");
         error.to_string()
@@ -79,4 +84,37 @@ fn inputs_and_settings_that_have_changed_are_refused_on_every_rank_with_the_same
     let ranks = world(2, &more, Start::Resume);
     same_on_all(&ranks);
     assert_eq!(ranks[0].steps, 2);
+}
+
+#[test]
+fn ranks_continue_together_from_the_checkpoint_before_a_damaged_one() {
+    let folders = tempfile::tempdir().unwrap();
+    let overrides = ["trainer.save_freq=1", "memory.zero_stage=2"];
+    let whole = world(2, &config(&folders.path().join("whole"), &overrides), Start::Fresh);
+    for file in ["model/model.safetensors", "trainer/optimizer-00002-of-00002.safetensors", "checksums.json"] {
+        let cut = config(&folders.path().join(file.replace('/', " ")), &overrides);
+        let stopped = Threads::run(2, Settings::default(), |rank| {
+            Trainer::builder(cut.clone()).observer(StopAfter(2)).world(rank).build().unwrap().run().unwrap().steps
+        });
+        assert!(stopped.iter().all(|steps| *steps == Ok(2)));
+        let damaged = cut.output.join("checkpoints/step-000002");
+        let mut bytes = std::fs::read(damaged.join(file)).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(damaged.join(file), bytes).unwrap();
+        let resumed = world(2, &cut, Start::Resume);
+        same_on_all(&resumed);
+        assert!(resumed[0].weights == whole[0].weights, "{file}");
+        assert!(damaged.with_extension("damaged").is_dir() && damaged.is_dir(), "{file}");
+        // without another checkpoint, all end with the same message
+        for step in 1..=4 {
+            let step = cut.output.join(format!("checkpoints/step-{step:06}"));
+            if step.is_dir() {
+                std::fs::write(step.join(file), "").unwrap();
+            }
+        }
+        let mut more = cut.clone();
+        more.trainer.steps = 9;
+        all_say(&refusals_of(2, &more, Start::Resume), &["all of its checkpoints are damaged", file]);
+    }
 }

@@ -1,5 +1,6 @@
 //! The run folder and its checkpoints: sources of policy and critic, trainer state, inputs.
 
+pub(crate) mod checksums;
 mod critic_source;
 mod inputs;
 mod policy_source;
@@ -9,6 +10,7 @@ mod saved_tensors;
 mod sharded;
 pub mod trainer_state;
 
+pub use checksums::check_model;
 pub use critic_source::{CriticSource, critic_architecture};
 pub use inputs::Inputs;
 pub use policy_source::{PolicySource, architecture, check_arch, check_ends, tokenizer_of};

@@ -6,13 +6,15 @@ use crate::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.yaml";
 const CHECKPOINTS: &str = "checkpoints";
 /// Ending of a folder during its removal.
 const REMOVED: &str = ".removed";
+/// Ending of a damaged checkpoint's folder.
+const DAMAGED: &str = ".damaged";
 
 /// A run folder that can be written to.
 #[derive(Debug)]
@@ -108,7 +110,8 @@ impl RunDir {
             let mut file = File::create(&aside)?;
             file.write_all(bytes)?;
             file.sync_all()?;
-            fs::rename(&aside, &path)
+            fs::rename(&aside, &path)?;
+            sync_parent(&path)
         };
         write().map_err(|error| {
             // the first error is the one to report
@@ -225,7 +228,7 @@ impl RunDir {
         discard(&path)?;
         fs::rename(&aside, &path).map_err(Error::io("rename", &aside))?;
         // the rename itself is durable once its folder is synced
-        path.parent().map_or(Ok(()), sync_folder)?;
+        sync_parent(&path).map_err(Error::io("sync", &path))?;
         Ok(path)
     }
 
@@ -251,15 +254,32 @@ impl RunDir {
         Ok(checkpoints)
     }
 
-    /// Removes the oldest checkpoints beyond `keep`, except the one of the step `spared`.
+    /// Renames the checkpoints after a step, which are damaged, so that they are none of the run's any more.
     ///
     /// # Errors
-    /// `Error::Io` if a folder cannot be read or removed.
-    pub fn prune(&self, keep: usize, spared: Option<u64>) -> Result<()> {
+    /// `Error::Io` if a folder cannot be read or renamed.
+    pub fn set_aside_after(&self, step: u64) -> Result<()> {
         if !self.writes {
             return Ok(());
         }
-        for (_, path) in self.checkpoints()?.iter().rev().skip(keep).filter(|(step, _)| Some(*step) != spared) {
+        for (_, path) in self.checkpoints()?.into_iter().filter(|(later, _)| *later > step) {
+            let to = with_ending(&path, DAMAGED);
+            clear(&to)?;
+            fs::rename(&path, &to).map_err(Error::io("rename", &path))?;
+            sync_parent(&to).map_err(Error::io("sync", &to))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the oldest checkpoints beyond `keep`, except those of the steps `spared`.
+    ///
+    /// # Errors
+    /// `Error::Io` if a folder cannot be read or removed.
+    pub fn prune(&self, keep: usize, spared: &[u64]) -> Result<()> {
+        if !self.writes {
+            return Ok(());
+        }
+        for (_, path) in self.checkpoints()?.iter().rev().skip(keep).filter(|(step, _)| !spared.contains(step)) {
             discard(path)?;
         }
         // folders that a killed process did not remove
@@ -276,9 +296,7 @@ impl RunDir {
 
 /// Removes a folder, if it exists. Renames it first, so that readers see all of it or nothing.
 fn discard(path: &Path) -> Result<()> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(REMOVED);
-    let aside = PathBuf::from(aside);
+    let aside = with_ending(path, REMOVED);
     clear(&aside)?;
     if_there(fs::rename(path, &aside)).map_err(Error::io("rename", path))?;
     clear(&aside)
@@ -289,12 +307,21 @@ fn clear(path: &Path) -> Result<()> {
     if_there(fs::remove_dir_all(path)).map_err(Error::io("remove", path))
 }
 
+/// A path with an ending added to its name.
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
+}
+
 /// Syncs a folder's entries. Windows has no such call for folders.
-fn sync_folder(path: &Path) -> Result<()> {
-    if cfg!(unix) {
-        File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", path))?;
-    }
-    Ok(())
+fn sync_folder(path: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+}
+
+/// Syncs the folder of a file or folder.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), sync_folder)
 }
 
 /// Syncs a folder and all folders in it.
@@ -305,7 +332,7 @@ fn sync_folders(path: &Path) -> Result<()> {
             sync_folders(&entry)?;
         }
     }
-    sync_folder(path)
+    sync_folder(path).map_err(Error::io("sync", path))
 }
 
 #[cfg(test)]
@@ -361,13 +388,29 @@ mod tests {
         for step in [10, 20, 30] {
             run.publish(&RunDir::checkpoint_name(step), |_| Ok(())).unwrap();
         }
-        run.prune(2, None).unwrap();
+        run.prune(2, &[]).unwrap();
         assert!(!half.exists());
         let steps = || run.checkpoints().unwrap().iter().map(|c| c.0).collect::<Vec<_>>();
         assert_eq!(steps(), [20, 30]);
-        run.prune(1, Some(20)).unwrap();
+        run.prune(1, &[20]).unwrap();
         assert_eq!(steps(), [20, 30]);
-        run.prune(1, None).unwrap();
+        run.prune(1, &[]).unwrap();
         assert_eq!(steps(), [30]);
+    }
+
+    #[test]
+    fn damaged_checkpoints_stay_under_another_name() {
+        let (_temp, run) = run();
+        for step in [10, 20, 30, 20, 30] {
+            run.publish(&RunDir::checkpoint_name(step), |_| Ok(())).unwrap();
+            if step == 30 {
+                run.set_aside_after(10).unwrap();
+            }
+        }
+        assert_eq!(run.checkpoints().unwrap().iter().map(|c| c.0).collect::<Vec<_>>(), [10]);
+        let mut names: Vec<_> =
+            fs::read_dir(run.path().join(CHECKPOINTS)).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["step-000010", "step-000020.damaged", "step-000030.damaged"]);
     }
 }

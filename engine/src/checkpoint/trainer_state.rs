@@ -66,6 +66,23 @@ pub struct TrainerState {
     /// Running statistics of normalized rewards, by name.
     #[serde(default)]
     pub rewards: BTreeMap<String, RunningStats>,
+    /// Best validation by `trainer.keep_best`, whose step has a checkpoint.
+    #[serde(default)]
+    pub best: Option<BestValidation>,
+    /// True if the checkpoint has an index of checksums, which earlier versions did not write.
+    #[serde(default)]
+    pub checksums: bool,
+}
+
+/// Value of a metric in a validation.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct BestValidation {
+    /// Finished steps.
+    pub step: u64,
+    /// Name of the metric.
+    pub metric: String,
+    /// Its value.
+    pub value: f64,
 }
 
 impl TrainerState {
@@ -90,7 +107,7 @@ impl TrainerState {
 pub fn save(dir: &Path, state: &TrainerState, model: &dyn WholeModel) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let path = dir.join(STATE);
-    let text = json(state).map_err(Error::io("write", &path))?;
+    let text = json(&TrainerState { checksums: true, ..state.clone() }).map_err(Error::io("write", &path))?;
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
     match model.decoder().value_index() {
         Some(index) => save_value_head(dir, model, index),
@@ -155,10 +172,11 @@ pub fn save_optimizer(dir: &Path, optimizer: &AdamW, decoder: &Decoder, masters:
     let writes = !optimizer.partition().is_whole() || world.replicas().writes();
     for (stem, tensors) in parts {
         if optimizer.partition().is_whole() && !decoder.is_part() {
-            if world.writes() {
+            let write = || {
                 let tensors = tensors.into_iter().map(PendingShard::whole).collect();
-                write_tensors(&dir.join(format!("{stem}.safetensors")), tensors, &[])?;
-            }
+                Ok(write_tensors(&dir.join(format!("{stem}.safetensors")), tensors, &[])?)
+            };
+            world.agree(if world.writes() { write() } else { Ok(()) })?;
             continue;
         }
         let ranks = (world.rank(), world.size());

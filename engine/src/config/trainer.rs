@@ -41,6 +41,14 @@ pub struct TrainerConfig {
     /// Steps between checkpoints. 0: only after the last; −1: never.
     #[schemars(range(min = -1), extend("x-because" = "0 saves after the last step only, -1 never"))]
     pub save_freq: i64,
+    /// Save also when the last checkpoint is this many minutes old.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub save_minutes: Option<f64>,
+    /// Validation metric: the step with the highest value (lowest loss) is saved and kept.
+    pub keep_best: Option<String>,
+    /// Save and end within this many minutes, as far as recent steps predict the next.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub max_minutes: Option<f64>,
     /// Checkpoints to keep; older ones are deleted, with 1 only after the first update from the newest succeeds.
     #[default(3)]
     #[schemars(range(min = 1))]

@@ -11,6 +11,7 @@ use super::token_log::{TokenLog, TokenSettings};
 use super::tracker::Trackers;
 use crate::Result;
 use crate::checkpoint::RunDir;
+use crate::checkpoint::trainer_state::BestValidation;
 use crate::config::Mode;
 use crate::plan::planner::{Failure, Request};
 use crate::plan::{self, Plan, PlanReport};
@@ -25,6 +26,7 @@ const MEMORY: &str = "memory.jsonl";
 const SUMMARY: &str = "summary.json";
 const PLAN: &str = "plan.json";
 const NEXT_PLAN: &str = "next_plan.json";
+const BEST: &str = "best.json";
 
 /// Writes `metrics.jsonl`, `samples.jsonl`, `tokens.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and
 /// the plans of a run, and reports to its observer and its trackers.
@@ -183,6 +185,17 @@ impl Recorder {
             Err(plan::Error::Infeasible(_)) => self.run.remove(NEXT_PLAN),
             Err(other) => Err(other.into()),
         }
+    }
+
+    /// Writes the best validation, with the checkpoint of its step, or removes the file.
+    ///
+    /// # Errors
+    /// `Error::Io` if `best.json` cannot be written or removed.
+    pub fn best(&self, best: Option<&BestValidation>) -> Result<()> {
+        let Some(BestValidation { step, metric, value }) = best else { return self.run.remove(BEST) };
+        let checkpoint = RunDir::checkpoint_name(*step);
+        let best = json!({"checkpoint": checkpoint, "step": step, "metric": metric, "value": value});
+        self.run.write_json(BEST, &best)
     }
 
     /// Writes the summary.

@@ -4,8 +4,10 @@ use super::Trainer;
 use super::models::{Models, REFERENCE, fresh_critic};
 use super::recovery::Recovery;
 use crate::Result;
+use crate::checkpoint::checksums;
 use crate::config::Mode;
 use crate::metrics::{Event, Phase};
+use crate::world::World;
 use firebrick_models::checkpoint::{ExportOptions, export};
 use std::path::Path;
 use std::sync::Arc;
@@ -27,6 +29,7 @@ impl Trainer {
             }
             if self.session.config.trainer.val_before_train {
                 self.validate()?;
+                self.new_best()?;
             }
             self.recovery.telemetry.recorder.end_line(0)?;
         }
@@ -75,7 +78,10 @@ fn write_reference(run: &mut Recovery) -> Result<()> {
     let source = run.session.source.checkpoint.clone().stored_as_f32();
     let folder = &run.telemetry.recorder.run;
     let written = policy.model.write_whole(|policy| {
-        let write = |dir: &Path| Ok(export(policy, &source, Some(tokenizer), dir, ExportOptions::default())?);
+        let write = |dir: &Path| {
+            export(policy, &source, Some(tokenizer), dir, ExportOptions::default())?;
+            checksums::write(dir, &World::default())
+        };
         folder.publish(REFERENCE, write).map(drop)
     });
     run.session.world.agree(written)

@@ -4,6 +4,7 @@ use super::Trainer;
 use super::models::Loaded;
 use super::recovery::{Checkpoints, Recovery};
 use super::sampler::Sampler;
+use super::schedule::SessionTimes;
 use super::scorer::Scorer;
 use super::session::resume::{RunFiles, Start};
 use super::session::{LrSchedules, Planned, Session};
@@ -22,6 +23,7 @@ use crate::task::Task;
 use crate::world::World;
 use firebrick_backends::collective::{Collective, Solo};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Builds a run: see [`Trainer::builder`].
 #[must_use]
@@ -35,6 +37,7 @@ pub struct TrainerBuilder {
     trackers: Vec<Box<dyn Tracker>>,
     profile: u64,
     ranks: Arc<dyn Collective>,
+    started: Instant,
 }
 
 impl Trainer {
@@ -51,6 +54,7 @@ impl Trainer {
             trackers: Vec::new(),
             profile: 0,
             ranks: Arc::new(Solo),
+            started: Instant::now(),
         }
     }
 }
@@ -184,6 +188,8 @@ impl TrainerBuilder {
             Recorder::new(folder, self.observer, trackers).with_token_log(tokens, &session.source.tokenizer)?;
         if !ended {
             recorder.plans(&planned.request, &planned.plan)?;
+            // a later one was rewound
+            recorder.best(state.best.as_ref())?;
         }
         let checkpoints = Checkpoints::at_start(&recorder.run, &session.world, resumed_from)?;
         let demonstrations = session.data.demonstrations.take();
@@ -203,6 +209,7 @@ impl TrainerBuilder {
                 step: 0,
             },
             session,
+            times: SessionTimes::new(self.started),
             resumed,
             started: false,
         })

@@ -149,7 +149,7 @@ fn best_of_references(task: &dyn Task, example: &Example, max_tokens: usize) -> 
     Ok(best)
 }
 
-/// Bytes of the run folder: for each kept checkpoint, and one more while the next is written, the f32 weights, both
+/// Bytes of the run folder: for each kept checkpoint, the best one, and one more while the next is written, the f32 weights, both
 /// moments and, in half precision, the masters, of policy and critic; and the reference policy.
 fn disk_bytes(session: &Session, planned: &Planned) -> u64 {
     let (config, work) = (&session.config, &planned.request.workload);
@@ -157,7 +157,8 @@ fn disk_bytes(session: &Session, planned: &Planned) -> u64 {
     let masters = u64::from(config.precision.is_half());
     let policy = 4 * sizes.trained() * (3 + masters);
     let critics = u64::from(session.critic_source.is_some());
-    let kept = config.trainer.max_ckpt_to_keep as u64 + 1;
+    let best = u64::from(config.trainer.keep_best.is_some());
+    let kept = config.trainer.max_ckpt_to_keep as u64 + 1 + best;
     let reference = if work.reference { 4 * sizes.total() } else { 0 };
     kept * policy * (1 + critics) + reference
 }

@@ -7,7 +7,7 @@ use super::sampler::SamplingPolicy;
 use super::session::Session;
 use super::session::checks::check_reward_models;
 use super::turns::{ENVIRONMENT, EnvironmentSession, turn_template};
-use crate::checkpoint::PolicySource;
+use crate::checkpoint::{PolicySource, checksums};
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
 use crate::metrics::{
@@ -67,6 +67,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         return Err(Error::Config("`task` is missing; set its `kind` (arithmetic or dataset)".into()));
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
+    checksums::verify_models(&config, &World::default())?;
     let source = PolicySource::open(&config.model, task.as_ref())?.in_format(config.precision, config.base());
     source.log_ends(&config.rollout.stop);
     source.check_lengths(&config)?;

@@ -11,6 +11,7 @@ mod recovery;
 mod rl;
 mod sampler;
 mod save;
+mod schedule;
 mod scorer;
 mod session;
 mod sft;
@@ -37,6 +38,7 @@ use firebrick_models::Decoder;
 use firebrick_spec::DeviceProfile;
 use recovery::Recovery;
 use sampler::Sampler;
+use schedule::SessionTimes;
 use scorer::Scorer;
 use session::Session;
 use std::ops::ControlFlow;
@@ -55,6 +57,7 @@ pub struct Trainer {
     updater: Updater,
     /// Models, state, and the phases that run on them.
     recovery: Recovery,
+    times: SessionTimes,
     /// True if it continues from a checkpoint.
     resumed: bool,
     /// True once the work before the first step is done.
@@ -108,7 +111,8 @@ impl Trainer {
     /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; the first
     /// call also does the work before the first step. `while trainer.finished_steps() < trainer.steps() {
     /// trainer.step()?; }` and [`finish`](Self::finish) write the files that [`run`](Self::run) writes. The observer
-    /// receives all events, but only [`run`](Self::run) asks it for a [`Control`], since here the caller decides.
+    /// receives all events, but only [`run`](Self::run) asks it for a [`Control`], and heeds `trainer.save_minutes` and
+    /// `trainer.max_minutes`, since here the caller decides.
     ///
     /// # Errors
     ///
@@ -121,6 +125,13 @@ impl Trainer {
 
     fn next_step(&mut self) -> Result<StepReport> {
         self.begin()?;
+        let began = Instant::now();
+        let report = self.step_and_save()?;
+        self.times.add_step(began.elapsed());
+        Ok(report)
+    }
+
+    fn step_and_save(&mut self) -> Result<StepReport> {
         let started = Instant::now();
         let step = self.finished_steps() + 1;
         self.recovery.step = step;
@@ -143,8 +154,10 @@ impl Trainer {
         report.memory = Some(StepMemory::new(telemetry.ledger.take(), leak));
         self.compare(&report)?;
         self.recovery.telemetry.recorder.step(&report, self.session.steps, mode)?;
+        let mut best = None;
         if self.is_due(self.session.config.trainer.test_freq) {
             self.validate()?;
+            best = self.new_best()?;
         }
         let telemetry = &mut self.recovery.telemetry;
         telemetry.recorder.end_line(step)?;
@@ -153,7 +166,9 @@ impl Trainer {
         }
         // a negative one: never
         let save_freq = u64::try_from(self.session.config.trainer.save_freq);
-        if save_freq.is_ok_and(|freq| self.is_due(freq)) {
+        let is_best = best.is_some();
+        self.recovery.state.best = best.or_else(|| self.recovery.state.best.take());
+        if is_best || save_freq.is_ok_and(|freq| self.is_due(freq)) {
             self.save()?;
         }
         Ok(report)
@@ -280,10 +295,11 @@ impl Trainer {
         }
     }
 
-    /// Polls the observer of rank 0; all ranks get its answer.
+    /// Request of the session's times or of the observer, on rank 0; all ranks get it.
     fn poll_observer(&mut self) -> Result<Control> {
         const ALL: [Control; 4] = [Control::Continue, Control::Pause, Control::Save, Control::Stop];
-        let control = self.recovery.telemetry.recorder.control();
+        let timed = self.timed_control();
+        let control = timed.unwrap_or_else(|| self.recovery.telemetry.recorder.control());
         if self.session.world.is_solo() {
             return Ok(control);
         }

@@ -230,9 +230,12 @@ impl Recovery {
         Ok(())
     }
 
-    /// Removes the oldest checkpoints, except the one of the step `spared`.
+    /// Removes the oldest checkpoints, except the one of the step `spared` and the one with the best validation.
     pub fn prune(&self, spared: Option<u64>) -> Result<()> {
-        self.telemetry.recorder.run.prune(self.session.config.trainer.max_ckpt_to_keep, spared)
+        let config = &self.session.config.trainer;
+        let best = self.state.best.as_ref().filter(|best| config.keep_best.as_ref() == Some(&best.metric));
+        let spared: Vec<u64> = spared.into_iter().chain(best.map(|best| best.step)).collect();
+        self.telemetry.recorder.run.prune(config.max_ckpt_to_keep, &spared)
     }
 
     /// Removes the spared checkpoint once the newest is known to work.

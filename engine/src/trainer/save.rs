@@ -10,16 +10,17 @@ use super::scorer::Scorer;
 use super::session::Session;
 use super::session::resume::modules;
 use crate::Result;
-use crate::checkpoint::{Inputs, RunDir, trainer_state};
+use crate::checkpoint::{Inputs, RunDir, checksums, trainer_state};
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 impl Trainer {
     /// Writes a checkpoint of the finished step and removes the oldest beyond `trainer.max_ckpt_to_keep`. While updates
     /// are skipped it does neither.
     pub(super) fn save(&mut self) -> Result<()> {
-        let Self { session, scorer, updater, recovery: run, .. } = self;
+        let Self { session, scorer, updater, recovery: run, times, .. } = self;
         let (step, newest) = (run.state.step, run.checkpoints.newest);
         if newest == Some(step) {
             return Ok(());
@@ -32,15 +33,21 @@ impl Trainer {
             );
             return Ok(());
         }
-        let phase = Phase::SaveCheckpoint;
+        let (phase, began) = (Phase::SaveCheckpoint, Instant::now());
         let written = run.recovering(phase, |run| write_checkpoint(run, scorer));
         let written = written.map_err(|error| run.failed(phase, step, error));
         let good = if run.newest_works() { newest } else { run.checkpoints.good };
-        let pruned = written.and_then(|path| run.prune(good).map(|()| path));
+        let pruned = written.and_then(|path| {
+            if run.state.best.as_ref().is_some_and(|best| best.step == step) {
+                run.telemetry.recorder.best(run.state.best.as_ref())?;
+            }
+            run.prune(good).map(|()| path)
+        });
         // rank 0 writes; the others continue once it is there
         let path = session.world.agree(pruned)?;
         let updates = [run.state.optimizer_steps, run.state.critic_steps];
         run.checkpoints = Checkpoints { newest: Some(step), updates, good, spares: good.is_some() };
+        times.add_save(began, Instant::now());
         run.telemetry.recorder.event(Event::Saved { path });
         Ok(())
     }
@@ -69,6 +76,7 @@ fn write_checkpoint(run: &Recovery, scorer: &Scorer) -> Result<PathBuf> {
         let half = decoder.arch().precision.is_half();
         trainer_state::save_optimizer(&dir, &critic.optimizer, decoder, half, world)?;
     }
+    checksums::write(&dir, world)?;
     folder.complete(&name)
 }
 

@@ -6,7 +6,7 @@ pub(super) mod resume;
 mod sharding;
 
 use super::turns::turn_template;
-use crate::checkpoint::{CriticSource, PolicySource};
+use crate::checkpoint::{CriticSource, PolicySource, checksums};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
 use crate::hub::ModelFiles;
@@ -90,6 +90,9 @@ impl Session {
         let (device, info) = open_device(&mut config)?;
         check_device(&world, spec, &info)?;
         let world = World::new(connect(ranks, config.trainer.ddp_backend, &device, &info)?);
+        if files == ModelFiles::All {
+            checksums::verify_models(&config, &world)?;
+        }
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
         let source = source.in_format(config.precision, config.base());
         source.log_ends(&config.rollout.stop);

@@ -351,3 +351,50 @@ fn a_panic_of_one_ranks_copier_thread_ends_the_run_of_all_and_names_the_rank() {
         assert!(rank == 1 || message.contains("rank 1"), "{rank}: {message}");
     }
 }
+
+#[test]
+fn minutes_save_and_end_a_session_whose_steps_go_on_in_the_next_one() {
+    let runs = Runs::new();
+    let run = |name: &str, start, overrides: &[&str]| {
+        let trainer = Trainer::builder(runs.config_with(name, overrides)).start(start);
+        trainer.build().unwrap().run().unwrap().steps
+    };
+    assert_eq!(run("saved", Start::Fresh, &["trainer.save_minutes=1e-9"]), 3);
+    assert_eq!(runs.checkpoints("saved"), [1, 2]);
+    assert_eq!(run("slow", Start::Fresh, &["trainer.save_minutes=1000", "trainer.max_minutes=1000"]), 3);
+    assert!(runs.checkpoints("slow").is_empty());
+    // every session makes progress, and saves
+    for steps in 1..=3 {
+        let start = if steps == 1 { Start::Fresh } else { Start::Resume };
+        assert_eq!(run("short", start, &["trainer.max_minutes=1e-9"]), steps);
+    }
+    assert_eq!(runs.checkpoints("short"), [1, 2]);
+    assert_eq!(runs.read("short", "samples.jsonl"), runs.read("slow", "samples.jsonl"));
+}
+
+#[test]
+fn the_checkpoint_with_the_best_validation_stays_and_is_named() {
+    let runs = Runs::new();
+    let metric = "val-core/arithmetic/reward";
+    let keep = format!("trainer.keep_best={metric}");
+    let settings = [&keep, "trainer.test_freq=1", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=1", "optim.lr=0.02"];
+    let with = |steps: &str, start| {
+        let steps = format!("trainer.steps={steps}");
+        let config = runs.config_with("run", &[&settings[..], &[&steps]].concat());
+        Trainer::builder(config).start(start).build().unwrap().run().unwrap();
+        let lines = runs.read("run", "metrics.jsonl");
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let values: Vec<f64> = lines.map(|line| line[metric].as_f64().unwrap()).collect();
+        let best = (1..values.len()).fold(1, |best, step| if values[step] > values[best] { step } else { best });
+        let named: Value = serde_json::from_str(&runs.read("run", "best.json")).unwrap();
+        assert_eq!((named["step"].as_u64(), named["value"].as_f64()), (Some(best as u64), Some(values[best])));
+        assert_eq!(named["checkpoint"], format!("checkpoints/step-{best:06}"));
+        let checkpoints = runs.checkpoints("run");
+        assert!(checkpoints.contains(&(best as u64)) && checkpoints.len() <= 3, "{checkpoints:?}, best {best}");
+    };
+    with("6", Start::Fresh);
+    with("9", Start::Resume);
+    let other = runs.config_with("other", &["trainer.keep_best=val/rewards"]);
+    let message = Trainer::builder(other).build().unwrap().run().unwrap_err().to_string();
+    assert!(message.contains("val/rewards is not a metric") && message.contains(metric), "{message}");
+}

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use firebrick_backends::host::write_synced;
 
 /// The whole tokenizer: vocabulary, rules and added tokens.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -69,7 +70,7 @@ impl Files {
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         for (name, bytes) in &self.0 {
             let path = dir.join(name);
-            std::fs::write(&path, bytes).map_err(Error::io("write", path))?;
+            write_synced(&path, bytes).map_err(Error::io("write", path))?;
         }
         Ok(())
     }

@@ -197,7 +197,15 @@ fn a_damaged_checkpoint_is_named_with_the_way_back() {
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 7]).unwrap();
     let output = bench.firebrick("train", &["trainer.steps=2", "--resume"]);
-    refused(&output, &["optimizer.safetensors", "delete its step folder"]);
+    refused(&output, &["optimizer.safetensors", "restore the named files"]);
+    let model = bench.path("run/checkpoints/step-000001/model");
+    let weights = std::fs::read(model.join("model.safetensors")).unwrap();
+    std::fs::write(model.join("model.safetensors"), &weights[..weights.len() - 1]).unwrap();
+    let model = model.to_str().unwrap();
+    let generated = firebrick(&["generate", "--model", model, "--prompt", "1+1=", "--device", "cpu"]);
+    for output in [bench.firebrick("eval", &["--model", model]), generated] {
+        refused(&output, &["model.safetensors: it is damaged", "copy the folder out"]);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod adapters;
 mod bad_input;
 mod commands;
 mod config;
+mod corruptions;
 mod data;
 mod dry_run;
 mod ends;

@@ -271,3 +271,34 @@ fn one_checkpoint_is_kept_of_a_run_that_goes_well_and_the_one_before_until_an_up
     succeeded(&bench.firebrick("train", &[&one[..], &["trainer.steps=7", "--resume"]].concat()));
     assert_eq!(found(), ["step-000006", "step-000007"]);
 }
+
+#[cfg(unix)]
+#[test]
+fn a_signal_saves_a_checkpoint_of_a_run_that_continues() {
+    let bench = Bench::new();
+    let mut run = bench.command("train", &["trainer.steps=4000", "trainer.save_freq=-1", "--quiet"]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let started = Instant::now();
+    let steps = || std::fs::read_to_string(bench.path("run/metrics.jsonl")).unwrap_or_default().lines().count();
+    let saved = || {
+        std::fs::read_dir(bench.path("run/checkpoints")).map_or(0, |entries| {
+            entries.flatten().filter(|entry| !entry.path().to_string_lossy().ends_with(".tmp")).count()
+        })
+    };
+    let wait_for = |what: &str, is_there: &dyn Fn() -> bool| {
+        while !is_there() {
+            assert!(started.elapsed() < Duration::from_mins(1), "{what}");
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    };
+    wait_for("no step", &|| steps() > 1);
+    assert_eq!(saved(), 0);
+    let signalled = Command::new("kill").args(["-USR1", &run.id().to_string()]).status().unwrap();
+    assert!(signalled.success());
+    wait_for("no checkpoint", &|| saved() == 1);
+    let before = steps();
+    wait_for("no more steps", &|| steps() > before + 1);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    assert_eq!(saved(), 1);
+}

@@ -3,11 +3,13 @@
 //! Only rank 0 looks, locks and writes. All ranks continue from the same checkpoint, or end with the same message.
 
 use super::Session;
+use crate::checkpoint::checksums::{self, Verdict};
 use crate::checkpoint::{Inputs, RunDir, TrainerState};
 use crate::config::{Mode, RunConfig, check_resume_compat};
 use crate::metrics::Recorder;
 use crate::reward::Programs;
 use crate::task::{RewardKind, Task, TaskConfig};
+use crate::trainer::models::REFERENCE;
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -16,7 +18,7 @@ use std::path::{Path, PathBuf};
 pub enum Start {
     /// A new run folder.
     Fresh,
-    /// The newest complete checkpoint of the output folder; a new run if it holds none.
+    /// The newest whole checkpoint of the output folder; a new run if it holds none.
     Resume,
     /// As [`Resume`](Self::Resume), even if files that the run reads have changed since it began.
     ResumeChanged,
@@ -27,7 +29,7 @@ pub enum Start {
 pub(in crate::trainer) struct RunFiles {
     /// Folder of a run that continues or starts over; `None` of a new one.
     pub folder: Option<RunDir>,
-    /// The newest checkpoint: its step and its folder.
+    /// The newest whole checkpoint: its step and its folder.
     pub checkpoint: Option<(u64, PathBuf)>,
     /// True if the run has done all of its steps, and its summary exists.
     pub ended: bool,
@@ -48,14 +50,69 @@ impl Session {
         if !holds_run {
             return Ok(files);
         }
-        if !world.writes() {
-            let folder = RunDir::read_only(&self.config.output);
-            files = RunFiles { checkpoint: folder.checkpoints()?.pop(), folder: Some(folder), ended, inputs: None };
-        }
-        let newest = files.checkpoint.as_ref().map_or(u64::MAX, |(step, _)| *step);
+        let run = files.folder.get_or_insert_with(|| RunDir::read_only(&self.config.output));
+        let mut checkpoints = run.checkpoints()?;
+        let steps: Vec<u8> = checkpoints.iter().flat_map(|(step, _)| step.to_le_bytes()).collect();
         let advice = "every rank needs the run folder on a file system that all machines share";
-        world.same("the newest checkpoint", advice, &newest.to_le_bytes())?;
+        world.same("the list of checkpoints", advice, &steps)?;
+        if ended {
+            files.checkpoint = checkpoints.pop();
+        } else {
+            files.checkpoint = self.newest_whole(checkpoints)?;
+            if files.checkpoint.is_some() && self.has_reference() {
+                self.verify_reference(&run.path().join(REFERENCE))?;
+            }
+        }
+        files.ended = ended;
+        if let Some((step, _)) = files.checkpoint {
+            self.warn_if_done(step);
+        }
         Ok(files)
+    }
+
+    /// The newest of the checkpoints that is whole; `None` if there are none. The others are reported.
+    fn newest_whole(&self, checkpoints: Vec<(u64, PathBuf)>) -> Result<Option<(u64, PathBuf)>> {
+        let mut damages: Vec<String> = Vec::new();
+        for (step, folder) in checkpoints.into_iter().rev() {
+            match checksums::verify(&folder, &self.world)? {
+                Verdict::Damaged(damage) => damages.push(format!("{}: {damage}", folder.display())),
+                verdict => {
+                    if self.world.writes() {
+                        warn_of(&folder, &verdict, step, &damages);
+                    }
+                    return Ok(Some((step, folder)));
+                }
+            }
+        }
+        if damages.is_empty() {
+            return Ok(None);
+        }
+        let detail = format!(
+            "all of its checkpoints are damaged: {}; restore the named files from a copy, or start again with another \
+             `output`",
+            damages.join("; ")
+        );
+        Err(Error::Resume { path: self.config.output.clone(), detail })
+    }
+
+    /// Rejects a damaged folder of the reference policy.
+    fn verify_reference(&self, folder: &Path) -> Result<()> {
+        let Verdict::Damaged(damage) = checksums::verify(folder, &self.world)? else { return Ok(()) };
+        let detail = format!(
+            "the reference policy is damaged: {damage}; restore the file, or start again with another `output`"
+        );
+        Err(Error::Resume { path: folder.to_owned(), detail })
+    }
+
+    /// Warns of a run that has done all of its steps.
+    fn warn_if_done(&self, step: u64) {
+        let (steps, key, output) = (self.steps, self.length_key(), self.config.output.display());
+        if step >= steps && self.world.writes() {
+            tracing::warn!(
+                "nothing to train: the run in {output} has finished {step} steps, and {key} ends it after {steps}; raise \
+                 {key} to continue"
+            );
+        }
     }
 
     /// Contents of the run folder, on rank 0. It creates missing folders, and changes nothing before all ranks have
@@ -72,7 +129,7 @@ impl Session {
         }
         let run = RunDir::open(output)?;
         let inputs = self.inputs()?;
-        let Some((step, folder)) = run.checkpoints()?.pop() else {
+        let Some((newest, folder)) = run.checkpoints()?.pop() else {
             tracing::warn!("--resume: {} contains no checkpoint, so the run starts over", output.display());
             return Ok(RunFiles { folder: Some(run), inputs: Some(inputs), ..RunFiles::default() });
         };
@@ -81,18 +138,9 @@ impl Session {
         if let Some(kept) = Inputs::kept(&run)? {
             refuse(&run, &kept.changes(&inputs), start)?;
         }
-        let (done, steps) = (step >= self.steps, self.steps);
-        if done {
-            let key = self.length_key();
-            tracing::warn!(
-                "nothing to train: the run in {} has finished {step} steps, and {key} ends it after {steps}; raise {key} \
-                 to continue",
-                output.display()
-            );
-        }
         // it may have been killed between the last checkpoint and the end
-        let ended = done && run.path().join("summary.json").exists();
-        Ok(RunFiles { folder: Some(run), checkpoint: Some((step, folder)), ended, inputs: Some(inputs) })
+        let ended = newest >= self.steps && run.path().join("summary.json").exists();
+        Ok(RunFiles { folder: Some(run), ended, inputs: Some(inputs), ..RunFiles::default() })
     }
 
     /// Rejects a configuration that differs from the run's. Files may have moved.
@@ -126,6 +174,9 @@ impl Session {
             Ok(())
         })?;
         if continues {
+            if let Some(step) = newest {
+                run.set_aside_after(step)?;
+            }
             // a run that starts over keeps no lines; one that continues keeps those up to its checkpoint
             Recorder::rewind(run, newest)?;
             run.write("config.yaml", self.config.to_yaml()?.as_bytes())?;
@@ -161,6 +212,23 @@ impl Session {
             }
             _ => "trainer.steps".to_owned(),
         }
+    }
+}
+
+/// Warns of damaged checkpoints newer than the one to continue from, and of one without checksums.
+fn warn_of(folder: &Path, verdict: &Verdict, step: u64, damages: &[String]) {
+    if !damages.is_empty() {
+        tracing::warn!(
+            "damaged checkpoint, the run continues from the one of step {step} before it: {}; its folder gets the ending \
+             .damaged",
+            damages.join("; ")
+        );
+    }
+    if *verdict == Verdict::Unverified {
+        tracing::warn!(
+            "{} has no checksums.json, because an earlier version wrote it, so its files are not verified",
+            folder.display()
+        );
     }
 }
 
