@@ -52,31 +52,27 @@ impl RewardConfig {
             RewardKind::Exact { ignore_case } => text::exact(*ignore_case),
             RewardKind::Contains { ignore_case } => text::contains(*ignore_case),
             RewardKind::Regex { pattern } => text::regex(pattern, setting)?,
-            RewardKind::Number { tolerance } => number::number(*tolerance, setting)?,
-            RewardKind::Math { tolerance } => math::math(AnswerSource::Any, *tolerance, setting)?,
-            RewardKind::VerlGsm8k { method, format_score } => verl::gsm8k(*method, *format_score, setting)?,
+            RewardKind::Number { tolerance } => number::number(*tolerance),
+            RewardKind::Math { tolerance } => math::math(AnswerSource::Any, *tolerance),
+            RewardKind::VerlGsm8k { method, format_score } => verl::gsm8k(*method, *format_score),
             RewardKind::VerlMath {} => verl::math(),
-            RewardKind::TrlAccuracy {} => math::math(AnswerSource::Latex, 0.0, setting)?,
+            RewardKind::TrlAccuracy {} => math::math(AnswerSource::Latex, 0.0),
             RewardKind::TrlThinkFormat {} => format::trl_think(),
             RewardKind::Format { tags, only, opened } => format::rule(tags, *only, *opened, setting)?,
             RewardKind::JsonSchema { schema } => schema::rule(schema, setting)?,
             RewardKind::Choice { letters } => choice::rule(letters, setting)?,
             RewardKind::Countdown { use_all } => countdown::rule(*use_all),
-            RewardKind::Repetition { ngram_size, unit } => repetition::rule(*ngram_size, *unit, setting)?,
+            RewardKind::Repetition { ngram_size, unit } => repetition::rule(*ngram_size, *unit),
             RewardKind::Length { target, max, buffer, limit } => {
                 length::rule([*target, *max, *buffer, *limit], setting)?
             }
-            RewardKind::Model(model) if model.score_tokens == Some(0) => {
-                let detail = "expected at least 1 token, found 0";
-                return Err(TaskError::config(format!("{setting}.score_tokens"), detail));
-            }
             RewardKind::Model(model) => return Ok(Scorer::Model(model.clone())),
-            RewardKind::Python(config) => {
-                return RewardProgram::Python(config.clone()).checked(setting).map(Scorer::Program);
+            RewardKind::Python(config) => return Ok(Scorer::Program(RewardProgram::Python(config.clone()))),
+            RewardKind::Command(config) if config.command.first().is_none_or(String::is_empty) => {
+                let detail = "expected a program and its arguments as a list, found none";
+                return Err(TaskError::config(format!("{setting}.command"), detail));
             }
-            RewardKind::Command(config) => {
-                return RewardProgram::Command(config.clone()).checked(setting).map(Scorer::Program);
-            }
+            RewardKind::Command(config) => return Ok(Scorer::Program(RewardProgram::Command(config.clone()))),
         }))
     }
 
@@ -93,18 +89,14 @@ impl RewardConfig {
         Some(TaskError::config(setting, detail))
     }
 
-    /// Rejects invalid options.
+    /// Rejects settings out of their range.
     fn check(&self) -> Result<(), TaskError> {
-        let setting = |key: &str| format!("rewards.{}.{key}", self.name());
-        let RewardOptions { weight, clip, .. } = &self.options;
-        if !weight.is_finite() {
-            let detail = format!("expected a finite number, found {weight}");
-            return Err(TaskError::config(setting("weight"), detail));
-        }
-        match clip {
-            Some([low, high]) if !low.is_finite() || !high.is_finite() || low >= high => {
-                let detail = format!("expected two finite values in ascending order, found [{low}, {high}]");
-                Err(TaskError::config(setting("clip"), detail))
+        let section = format!("rewards.{}", self.name());
+        TaskError::check(&section, self)?;
+        match self.options.clip {
+            Some([low, high]) if low >= high => {
+                let detail = format!("expected two values in ascending order, found [{low}, {high}]");
+                Err(TaskError::config(format!("{section}.clip"), detail))
             }
             _ => Ok(()),
         }

@@ -1,6 +1,6 @@
 //! Rules: functions of a completion's text, its tokens and the ground truth.
 
-use crate::task::{Completion, Score, TaskError};
+use crate::task::{Completion, Score};
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -93,14 +93,6 @@ impl Rule {
         let text = if self.after_thought { completion.answering() } else { completion.text };
         (self.score)(&Case { answer, text, completion })
     }
-}
-
-/// Checks a non-negative setting.
-pub(super) fn check_non_negative(value: f64, key: &str, setting: &str) -> Result<f64, TaskError> {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(value);
-    }
-    Err(TaskError::config(format!("{setting}.{key}"), format!("expected a non-negative number, found {value}")))
 }
 
 #[cfg(test)]

@@ -168,7 +168,9 @@ fn length_wants_exactly_one_shape() {
         "`rewards.length`: expected exactly one of `target`, `max` and `buffer`, found none"
     );
     assert!(refuses(r#"{"kind": "length", "max": 1, "buffer": 1}"#).ends_with("found several"));
-    assert!(refuses(r#"{"kind": "length", "target": 0}"#).contains("at least 1 token"));
+    assert!(
+        refuses(r#"{"kind": "length", "target": 0}"#).contains("`rewards.length.target`: must be at least 1, found 0")
+    );
 }
 
 #[test]
