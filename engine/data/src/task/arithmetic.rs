@@ -65,19 +65,11 @@ impl Arithmetic {
         let operands = 10u64.pow(config.difficulty);
         let space = operands * operands * config.operations.all().len() as u64;
         let validation = config.validation_size.unwrap_or(DEFAULT_VALIDATION.min(space / 5));
-        if validation >= space {
-            let detail = format!(
-                "there are {space} problems, so holding out {validation} leaves none to train on; expected at most {}: lower \
-                 it or raise `task.difficulty`",
-                space - 1
-            );
-            return Err(TaskError::config("task.validation_size", detail));
-        }
         Ok(Self {
             operations: config.operations.all().to_vec(),
             padded_digits: config.zero_pad.then_some(config.difficulty as usize),
             operands,
-            problems: Problems::new(space, HOLD_OUT, validation, config.seed),
+            problems: Problems::new(space, HOLD_OUT, validation, config.seed, "task.difficulty")?,
             partial: config.partial,
         })
     }

@@ -73,18 +73,11 @@ impl Calculator {
         let unit = 10u64.pow(config.digits - 1);
         let (least, operands) = (4 * unit, 6 * unit);
         let space = operands * operands * config.operations.all().len() as u64;
-        if config.validation_size >= space {
-            let detail = format!(
-                "there are {space} problems, so holding out {} leaves none to train on; lower it or raise `task.digits`",
-                config.validation_size
-            );
-            return Err(TaskError::config("task.validation_size", detail));
-        }
         Ok(Self {
             config: config.clone(),
             least,
             operands,
-            problems: Problems::new(space, HOLD_OUT, config.validation_size, config.seed),
+            problems: Problems::new(space, HOLD_OUT, config.validation_size, config.seed, "task.digits")?,
             tools: CalculatorTool::new(),
         })
     }

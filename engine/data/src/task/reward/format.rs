@@ -1,6 +1,6 @@
 //! Rewards of the format: tags in order.
 
-use super::rule::Rule;
+use super::Rule;
 use crate::task::{Score, TaskError};
 
 /// The completion has the tags in order.

@@ -1,6 +1,6 @@
 //! Penalties by the number of a completion's tokens.
 
-use super::rule::Rule;
+use super::Rule;
 use crate::task::{Completion, Score, TaskError};
 
 /// The shape of a length penalty; values are from 0 to −1, and below it beyond a buffer's `limit`.

@@ -1,6 +1,6 @@
 //! Rules that read the answer of a completion as mathematics.
 
-use super::rule::{Case, Rule};
+use super::{Case, Rule};
 use crate::task::{Reading, Score};
 use math_answer::{AnswerSource, Checker, Comparison, EmptyGold, gold_source};
 use std::borrow::Cow;

@@ -1,7 +1,7 @@
 //! Rules that compare numbers, and numbers in a model's text.
 
+use super::Rule;
 use super::config::Gsm8kMethod;
-use super::rule::Rule;
 use regex::Regex;
 use std::borrow::Cow;
 use std::sync::LazyLock;

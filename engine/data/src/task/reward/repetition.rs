@@ -1,7 +1,7 @@
 //! A penalty for repetition.
 
+use super::Rule;
 use super::config::RepetitionUnit;
-use super::rule::Rule;
 use crate::task::Score;
 use std::collections::HashSet;
 use std::hash::Hash;

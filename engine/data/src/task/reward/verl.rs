@@ -3,7 +3,7 @@
 
 use super::config::Gsm8kMethod;
 use super::number::{last_marked, marked, runs};
-use super::rule::{Case, Rule};
+use super::{Case, Rule};
 use crate::task::Score;
 use std::borrow::Cow;
 

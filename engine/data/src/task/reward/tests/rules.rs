@@ -1,7 +1,6 @@
 //! Comparison of the rules with verl's and TRL's code on the same texts.
 
 use super::*;
-use crate::task::{RewardConfig, Rewards};
 use proptest::prelude::*;
 use serde::Deserialize;
 
