@@ -40,7 +40,7 @@ pub use pipeline_parallel::check_stages;
 pub use pool_peak::PoolPeak;
 pub use resident_model::{Residency, ResidentModel, kept_values};
 pub use runtime::Runtime;
-pub use segment_executor::{Executor, score_all, values_all};
+pub use segment_executor::{Executor, score_all};
 pub use sequence_parallel::check_shared_sequences;
 pub(crate) use shards::{Shards, from_device_to_device, local_part};
 pub use tensor_parallel::check_shared_matrices;

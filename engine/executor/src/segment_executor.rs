@@ -18,7 +18,6 @@ use firebrick_backends::trace::span_on;
 use firebrick_core::Result;
 use firebrick_core::error::device_error;
 use firebrick_core::sequence::Sequence;
-use firebrick_core::world::World;
 use firebrick_models::Decoder;
 use firebrick_models::head::Head;
 use firebrick_objectives::MicroScores;
@@ -304,11 +303,8 @@ pub fn score_all(
         values: vec![Vec::new(); sequences.len()],
         routes: vec![None; sequences.len()],
     };
-    let world = executor.runtime().world();
-    let batch = Batch::pack_for(sequences, cut, world.data_size())?;
-    let executor = in_rounds(executor, &batch);
-    let scored = shared(world, &batch, |micros| executor.score(decoder, micros))?;
-    for (indices, micro) in batch.indices().iter().zip(scored) {
+    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| executor.score(decoder, micros))?;
+    for (indices, micro) in scored {
         let scores_of_tokens = micro.logp.into_iter().zip(micro.entropy);
         for (&i, (logp, entropy)) in indices.iter().zip(scores_of_tokens) {
             scores.logp[i] = logp;
@@ -325,32 +321,20 @@ pub fn score_all(
 }
 
 /// A critic's values of sequences' scored tokens, in their order, in micro-batches under the budget.
-///
-/// # Errors
-/// As [`score_all`].
-pub fn values_all(
+pub(super) fn values_all(
     executor: &Executor<'_>,
     critic: &Decoder,
     sequences: &[Sequence],
     cut: MicroBatchLimits,
 ) -> Result<Vec<Vec<f32>>> {
     let mut placed = vec![Vec::new(); sequences.len()];
-    let world = executor.runtime().world();
-    let batch = Batch::pack_for(sequences, cut, world.data_size())?;
-    let executor = in_rounds(executor, &batch);
-    let values = shared(world, &batch, |micros| executor.values(critic, micros))?;
-    for (indices, micro) in batch.indices().iter().zip(values) {
-        for (&i, values) in indices.iter().zip(micro) {
+    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| executor.values(critic, micros))?;
+    for (indices, values) in scored {
+        for (i, values) in indices.into_iter().zip(values) {
             placed[i] = values;
         }
     }
     Ok(placed)
-}
-
-/// The executor with as many passes as every rank makes, where each of them gathers weights.
-fn in_rounds<'e>(executor: &Executor<'e>, batch: &Batch<'_>) -> Executor<'e> {
-    let dealt = batch.deal(executor.runtime().world().data_size());
-    executor.with_rounds(rounds(executor.plan, &dealt, Zero::Stage3))
 }
 
 /// Scores of a micro-batch, which ranks exchange.
@@ -378,25 +362,29 @@ impl Scored for MicroScores {
     }
 }
 
-/// The results of a batch's micro-batches, in their order: each rank scores those that it is dealt, and has those of
-/// all.
-fn shared<T: Scored>(
-    world: &World,
-    batch: &Batch<'_>,
-    score: impl FnOnce(&[Vec<&Sequence>]) -> Result<Vec<T>>,
-) -> Result<Vec<T>> {
-    let micros = batch.micros();
-    if world.is_solo() {
-        return score(&micros);
-    }
+/// The results of micro-batches, with the indices of their sequences: each rank scores those that it is dealt, and has
+/// those of all.
+fn by_micro_batch<T: Scored>(
+    executor: &Executor<'_>,
+    sequences: &[Sequence],
+    cut: MicroBatchLimits,
+    score: impl FnOnce(&Executor<'_>, &[Vec<&Sequence>]) -> Result<Vec<T>>,
+) -> Result<Vec<(Vec<usize>, T)>> {
+    let world = executor.runtime().world();
+    let batch = Batch::pack_for(sequences, cut, world.data_size())?;
+    let (indices, micros) = (batch.indices(), batch.micros());
     let dealt = batch.deal(world.data_size());
+    // as many passes as every rank makes, where each of them gathers weights
+    let executor = executor.with_rounds(rounds(executor.plan, &dealt, Zero::Stage3));
+    if world.is_solo() {
+        return Ok(indices.iter().cloned().zip(score(&executor, &micros)?).collect());
+    }
     let assigned: Vec<_> = dealt[world.data_rank()].iter().map(|&i| micros[i].clone()).collect();
-    let scored = score(&assigned)?;
-    let gathered = world.gather::<Vec<T>>(&scored)?;
+    let gathered = world.gather::<Vec<T>>(&score(&executor, &assigned)?)?;
     // those of the last stage have the results
     let behind = gathered.len() - gathered.len() / world.stages();
     let mut results = gathered.into_iter().skip(behind);
-    let mut placed: Vec<(usize, T)> = Vec::with_capacity(batch.indices().len());
+    let mut scored = Vec::with_capacity(indices.len());
     for micros in dealt {
         let group = world.sequence_size() * world.tensor_size();
         let mut parts = results.by_ref().take(group);
@@ -410,10 +398,9 @@ fn shared<T: Scored>(
                 scores.append(next);
             }
         }
-        placed.extend(micros.into_iter().zip(whole));
+        scored.extend(micros.into_iter().map(|micro| indices[micro].clone()).zip(whole));
     }
-    placed.sort_by_key(|(micro, _)| *micro);
-    Ok(placed.into_iter().map(|(_, one)| one).collect())
+    Ok(scored)
 }
 
 /// Values of chunks of scored tokens, by sequence.

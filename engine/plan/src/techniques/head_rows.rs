@@ -139,10 +139,6 @@ impl Technique for HeadRows {
         About { keys: &["memory.head_rows"], kind: TechniqueKind::Set, examples: &["head_rows: 128"] }
     }
 
-    fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("head_rows", memory.head_rows)
-    }
-
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.head_rows = memory.head_rows;
     }

@@ -124,7 +124,10 @@ fn number_compares_the_last_number_within_a_tolerance() {
     assert!(pays(r#"{"kind": "number"}"#, "0.5", "about 0.51") < 0.5);
     assert!(pays(r#"{"kind": "number", "tolerance": 0.02}"#, "0.5", "about 0.51") > 0.5);
     assert!(pays(r#"{"kind": "number"}"#, "5", "none") < 0.5);
-    assert!(refuses(r#"{"kind": "number", "tolerance": -1}"#).contains("`rewards.number.tolerance`: must be at least 0, found -1"));
+    assert!(
+        refuses(r#"{"kind": "number", "tolerance": -1}"#)
+            .contains("`rewards.number.tolerance`: must be at least 0, found -1")
+    );
 }
 
 #[test]
