@@ -1,6 +1,5 @@
-//! Runs a plan: forward over segments, the head in chunks of rows, backward over segments.
-//!
-//! Everything the plan decides happens between two segments; units know nothing of it.
+//! Runs a plan: scores of sequences by forward passes over segments and the head in chunks of rows. `training_pass` has
+//! the backward passes.
 
 use super::boundary_log::{Boundary, BoundaryKind};
 use super::fetch::{Fetched, Fetcher};
