@@ -1,15 +1,26 @@
 //! The weights of a unit as tensors, and the products of activations with them.
 
-mod key;
-
-pub use key::WeightKey;
-
 use crate::adapter::LoraForward;
 use crate::tensor_group::TensorGroup;
 use crate::unit::{Slot, TargetModule};
 use burn::tensor::Tensor;
 use firebrick_backends::kernels::{self, PackedWeights, linear};
 use firebrick_spec::QuantizedLayout;
+
+/// Key of a tensor of a unit: its role, and its layout if it is the buffer of a frozen quantized matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightKey {
+    /// Its role in the unit.
+    pub slot: Slot,
+    /// Layout of codes and scales; `None` for a tensor of numbers.
+    pub layout: Option<QuantizedLayout>,
+}
+
+impl From<Slot> for WeightKey {
+    fn from(slot: Slot) -> Self {
+        Self { slot, layout: None }
+    }
+}
 
 /// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its
 /// [`ParamSpec`](crate::unit::ParamSpec)s. A frozen matrix in few bits is its buffer, `[1, words]`, and those of

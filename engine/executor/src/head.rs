@@ -3,16 +3,18 @@
 //! Losses that separate over tokens need one pass. Losses that look at whole sequences get all log-probs from a pass
 //! without gradients first, are differentiated on those vectors, and the chunks run a second time with the result.
 
-use super::sharding::PassContext;
-use super::token_chunk::TokenChunk;
+use super::runtime::Runtime;
+use super::segment::PassContext;
+use super::tensor_parallel::{gather, sum};
 use crate::Gradients;
 use crate::batch::MicroBatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use firebrick_core::Result;
-use firebrick_models::head::{Head, HeadGradients};
+use firebrick_core::error::device_error;
+use firebrick_models::head::{Head, HeadChunk, HeadGradients, MergedChunk, TokenScores};
 use firebrick_models::weights::Weights;
 use firebrick_objectives::value::ValueLoss;
-use firebrick_objectives::{Loss, LossAccumulator, LossSums, Scores, TokenInputs, TokenLoss};
+use firebrick_objectives::{Loss, LossSums, Metric, Reduction, Scores, TokenInputs, TokenLoss};
 
 /// The loss of a head's rows.
 #[derive(Clone, Copy)]
@@ -47,6 +49,61 @@ impl<'l> From<&'l dyn TokenLoss> for HeadLoss<'l> {
 impl From<ValueLoss> for HeadLoss<'_> {
     fn from(loss: ValueLoss) -> Self {
         Self::Values(loss)
+    }
+}
+
+/// A chunk of rows with its scores, and what its gradient needs: of one rank that has the whole vocabulary, or of several
+/// that share it.
+pub(super) enum TokenChunk<'h> {
+    /// With all logits.
+    Whole(Box<HeadChunk<'h>>),
+    /// With those of this rank's tokens.
+    Shared(Box<MergedChunk<'h>>),
+}
+
+impl<'h> TokenChunk<'h> {
+    /// Scores hidden rows `[rows, hidden]` at their targets `[rows]`. Ranks that share the vocabulary exchange one
+    /// message.
+    pub fn score(
+        head: &'h Head<'_>,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+        temperature: f64,
+        runtime: &Runtime,
+    ) -> Result<Self> {
+        if head.local_tokens().is_none() {
+            let chunk = head.chunk(hidden, targets, temperature);
+            return Ok(Self::Whole(Box::new(chunk)));
+        }
+        let part = head.part(hidden, targets, temperature);
+        let statistics = gather(part.statistics(), runtime)?;
+        Ok(Self::Shared(Box::new(part.merged(&statistics))))
+    }
+
+    /// Its scores.
+    pub fn scores(&self) -> &TokenScores {
+        match self {
+            Self::Whole(chunk) => &chunk.scores,
+            Self::Shared(chunk) => &chunk.scores,
+        }
+    }
+
+    /// Its gradients, given those of the scores, `[rows]` each. Ranks that share the vocabulary sum those of the normed
+    /// rows.
+    pub fn backward(
+        self,
+        d_logp: &Tensor<1>,
+        d_entropy: Option<&Tensor<1>>,
+        runtime: &Runtime,
+    ) -> Result<HeadGradients> {
+        match self {
+            Self::Whole(chunk) => Ok(chunk.backward(d_logp, d_entropy)),
+            Self::Shared(chunk) => {
+                let part = chunk.backward(d_logp, d_entropy);
+                let normed = sum(part.normed.clone(), runtime)?;
+                Ok(part.finish(normed))
+            }
+        }
     }
 }
 
@@ -295,4 +352,52 @@ fn scaled(gradient: Tensor<1>, loss_scale: f64) -> Tensor<1> {
 /// Start and length of each chunk.
 pub(super) fn chunks(rows: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).step_by(size).map(move |start| (start, size.min(rows - start)))
+}
+
+/// Sums on the device while a micro-batch's chunks add to them.
+#[derive(Default)]
+struct LossAccumulator(Option<(Vec<Metric>, Tensor<1>)>);
+
+impl LossAccumulator {
+    /// Adds the sums of a chunk, without waiting for the device.
+    fn add(&mut self, loss: Loss) {
+        let mut values: Vec<Tensor<1>> = loss.metrics.iter().map(|m| m.sum.clone()).collect();
+        values.push(loss.total.inner());
+        let values = Tensor::cat(values, 0);
+        self.0 = Some(match self.0.take() {
+            None => (loss.metrics, values),
+            Some((metrics, total)) => {
+                let sums = total.clone() + values.clone();
+                let merged = metrics.iter().enumerate().fold(sums, |sums, (i, metric)| {
+                    let [a, b] = [&total, &values].map(|t| t.clone().narrow(0, i, 1));
+                    let extreme = match metric.reduction {
+                        Reduction::Min => a.min_pair(b),
+                        Reduction::Max => a.max_pair(b),
+                        Reduction::Sum | Reduction::TokenMean | Reduction::SequenceMean => {
+                            return sums;
+                        }
+                    };
+                    sums.slice_assign(i..=i, extreme)
+                });
+                (metrics, merged)
+            }
+        });
+    }
+
+    /// One read for all of a micro-batch's numbers, given its scored tokens and the sequences that have any.
+    ///
+    /// # Errors
+    /// `Error::Device` if the values cannot be read.
+    fn read(self, tokens: usize, sequences: usize) -> Result<LossSums> {
+        let Some((metrics, values)) = self.0 else {
+            return Ok(LossSums::default());
+        };
+        let values: Vec<f64> = values.try_into_vec_as().map_err(|e| device_error("reading the loss", &e))?;
+        Ok(LossSums {
+            loss: values[metrics.len()],
+            tokens,
+            sequences,
+            metrics: metrics.iter().zip(&values).map(|(m, &v)| (m.name, m.reduction, v)).collect(),
+        })
+    }
 }

@@ -2,7 +2,8 @@
 
 use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping, scoring_layout, training_layout};
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
-use crate::{Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all, values_all};
+use crate::segment_executor::values_all;
+use crate::{Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all};
 use firebrick_backends::trace::span_on;
 use firebrick_core::sequence::Sequence;
 use firebrick_core::{Error, Result};
@@ -121,10 +122,7 @@ impl Learner {
     ///
     /// Those of [`score`](Self::score).
     pub fn values(&self, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
-        let ResidentModel { decoder, plan, .. } = &self.model;
-        let executor = Executor::new(plan, &self.runtime, 1.0).for_role(self.model.role());
-        let cut = score_cut(plan, decoder);
-        values_all(&executor, decoder, sequences, cut)
+        values_placed(&self.model, &self.runtime, sequences)
     }
 
     /// Takes another plan; what the optimizer has learnt stays. Weights move at the next
@@ -281,6 +279,15 @@ pub fn score_placed(
     let executor = Executor::new(&model.plan, runtime, temperature).for_role(model.role());
     let cut = score_cut(&model.plan, &model.decoder);
     score_all(&executor, &model.decoder, sequences, cut)
+}
+
+/// Values of sequences' scored tokens under any placed critic or reward model, in their order.
+///
+/// # Errors
+/// As [`score_all`].
+pub fn values_placed(model: &ResidentModel, runtime: &Runtime, sequences: &[Sequence]) -> Result<Vec<Vec<f32>>> {
+    let executor = Executor::new(&model.plan, runtime, 1.0).for_role(model.role());
+    values_all(&executor, &model.decoder, sequences, score_cut(&model.plan, &model.decoder))
 }
 
 /// Limits of training micro-batches.

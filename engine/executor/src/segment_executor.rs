@@ -1,27 +1,28 @@
-//! Runs a plan: forward over segments, the head in chunks of rows, backward over segments.
-//!
-//! Everything the plan decides happens between two segments; units know nothing of it.
+//! Runs a plan: scores of sequences by forward passes over segments and the head in chunks of rows. `training_pass` has
+//! the backward passes.
 
 use super::boundary_log::{Boundary, BoundaryKind};
 use super::fetch::{Fetched, Fetcher};
-use super::head;
+use super::head::{self, TokenChunk};
 use super::pipeline_parallel::Neighbors;
 use super::runtime::Runtime;
-use super::segment_graph::run;
+use super::segment::{PassContext, Sharding, Unsharded, run};
 use super::sequence_parallel::{Ulysses, check_shared_sequences};
-use super::sharding::{PassContext, Sharding, Unsharded};
 use super::tensor_parallel::TensorParallel;
-use super::token_chunk::TokenChunk;
-use crate::batch::{DropoutStep, MicroBatch, Part, scoring_layout, training_layout};
+use super::uneven_inputs::rounds;
+use crate::batch::{Batch, DropoutStep, MicroBatch, MicroBatchLimits, Part, scoring_layout, training_layout};
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::trace::span_on;
 use firebrick_core::Result;
+use firebrick_core::error::device_error;
 use firebrick_core::sequence::Sequence;
 use firebrick_models::Decoder;
 use firebrick_models::head::Head;
-use firebrick_objectives::{MicroScores, split_by_sequence};
-use firebrick_plan::{Layout, ModelPlan, Order, Role};
+use firebrick_objectives::MicroScores;
+use firebrick_plan::{Layout, ModelPlan, Order, Role, Zero};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::ops::Range;
 
 /// Executes a [`ModelPlan`] on a decoder.
@@ -281,4 +282,142 @@ impl<'a> Executor<'a> {
         let micro = self.micro(decoder, sequences, scoring_layout(self.plan.layout, decoder));
         if decoder.stage().is_some() { micro } else { micro.recorded(decoder.arch()) }
     }
+}
+
+/// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
+///
+/// # Errors
+/// `Error::Budget` for a sequence longer than the budget; `Error::Ranks` where ranks cannot share the sequences of this
+/// model; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device` where the device, a copy or
+/// another rank fails.
+pub fn score_all(
+    executor: &Executor<'_>,
+    decoder: &Decoder,
+    sequences: &[Sequence],
+    cut: MicroBatchLimits,
+) -> Result<MicroScores> {
+    let mut scores = MicroScores {
+        logp: vec![Vec::new(); sequences.len()],
+        entropy: vec![Vec::new(); sequences.len()],
+        values: vec![Vec::new(); sequences.len()],
+        routes: vec![None; sequences.len()],
+    };
+    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| executor.score(decoder, micros))?;
+    for (indices, micro) in scored {
+        let scores_of_tokens = micro.logp.into_iter().zip(micro.entropy);
+        for (&i, (logp, entropy)) in indices.iter().zip(scores_of_tokens) {
+            scores.logp[i] = logp;
+            scores.entropy[i] = entropy;
+        }
+        for (&i, routes) in indices.iter().zip(micro.routes) {
+            scores.routes[i] = routes;
+        }
+        for (&i, values) in indices.iter().zip(micro.values) {
+            scores.values[i] = values;
+        }
+    }
+    Ok(scores)
+}
+
+/// A critic's values of sequences' scored tokens, in their order, in micro-batches under the budget.
+pub(super) fn values_all(
+    executor: &Executor<'_>,
+    critic: &Decoder,
+    sequences: &[Sequence],
+    cut: MicroBatchLimits,
+) -> Result<Vec<Vec<f32>>> {
+    let mut placed = vec![Vec::new(); sequences.len()];
+    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| executor.values(critic, micros))?;
+    for (indices, values) in scored {
+        for (i, values) in indices.into_iter().zip(values) {
+            placed[i] = values;
+        }
+    }
+    Ok(placed)
+}
+
+/// Scores of a micro-batch, which ranks exchange.
+trait Scored: Serialize + DeserializeOwned {
+    /// Adds what the next rank has of the same sequences.
+    fn append(&mut self, next: Self);
+}
+
+impl Scored for Vec<Vec<f32>> {
+    fn append(&mut self, next: Self) {
+        self.iter_mut().zip(next).for_each(|(values, next)| values.extend(next));
+    }
+}
+
+impl Scored for MicroScores {
+    fn append(&mut self, next: Self) {
+        Scored::append(&mut self.logp, next.logp);
+        Scored::append(&mut self.entropy, next.entropy);
+        Scored::append(&mut self.values, next.values);
+        for (routes, next) in self.routes.iter_mut().zip(next.routes) {
+            if let (Some(routes), Some(next)) = (routes, next) {
+                routes.append(next);
+            }
+        }
+    }
+}
+
+/// The results of micro-batches, with the indices of their sequences: each rank scores those that it is dealt, and has
+/// those of all.
+fn by_micro_batch<T: Scored>(
+    executor: &Executor<'_>,
+    sequences: &[Sequence],
+    cut: MicroBatchLimits,
+    score: impl FnOnce(&Executor<'_>, &[Vec<&Sequence>]) -> Result<Vec<T>>,
+) -> Result<Vec<(Vec<usize>, T)>> {
+    let world = executor.runtime().world();
+    let batch = Batch::pack_for(sequences, cut, world.data_size())?;
+    let (indices, micros) = (batch.indices(), batch.micros());
+    let dealt = batch.deal(world.data_size());
+    // as many passes as every rank makes, where each of them gathers weights
+    let executor = executor.with_rounds(rounds(executor.plan, &dealt, Zero::Stage3));
+    if world.is_solo() {
+        return Ok(indices.iter().cloned().zip(score(&executor, &micros)?).collect());
+    }
+    let assigned: Vec<_> = dealt[world.data_rank()].iter().map(|&i| micros[i].clone()).collect();
+    let gathered = world.gather::<Vec<T>>(&score(&executor, &assigned)?)?;
+    // those of the last stage have the results
+    let behind = gathered.len() - gathered.len() / world.stages();
+    let mut results = gathered.into_iter().skip(behind);
+    let mut scored = Vec::with_capacity(indices.len());
+    for micros in dealt {
+        let group = world.sequence_size() * world.tensor_size();
+        let mut parts = results.by_ref().take(group);
+        let mut whole = parts.next().unwrap_or_default();
+        if world.tensor_size() > 1 {
+            // those that share matrices have the same results
+            parts.by_ref().for_each(drop);
+        }
+        for part in parts {
+            for (scores, next) in whole.iter_mut().zip(part) {
+                scores.append(next);
+            }
+        }
+        scored.extend(micros.into_iter().map(|micro| indices[micro].clone()).zip(whole));
+    }
+    Ok(scored)
+}
+
+/// Values of chunks of scored tokens, by sequence.
+///
+/// # Errors
+/// `Error::Device` if the values cannot be read.
+fn split_by_sequence(chunks: Vec<Tensor<1>>, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
+    let mut flat: Vec<f32> = Vec::new();
+    for chunk in chunks {
+        flat.extend(chunk.try_into_vec_as::<f32>().map_err(|e| device_error("reading log-probs", &e))?);
+    }
+    let mut rest = flat.as_slice();
+    Ok(lengths
+        .iter()
+        .map(|&n| {
+            let (values, others) = rest.split_at(n);
+            rest = others;
+            values.to_vec()
+        })
+        .collect())
 }

@@ -6,7 +6,7 @@
 //! A graph ends before each exchange and another one begins behind it: no collective is differentiated.
 
 use super::leaves::take_gradient;
-use super::sharding::{Attended, PassContext, Sharding};
+use super::segment::{Attended, PassContext, Sharding};
 use crate::batch::{Part, Whole};
 use burn::tensor::{DType, Tensor, TensorData};
 use firebrick_backends::PrecisionExt;

@@ -11,7 +11,7 @@ use super::gradient::Gradient;
 use super::gradients::{Gradients, TokenRows};
 use super::leaves::{collect, inner, qkv_root, take_gradient};
 use super::runtime::Runtime;
-use super::sharding::{PassContext, Sharding, Traced, UnitGraph};
+use super::segment::{PassContext, Sharding, Traced, UnitGraph};
 use burn::tensor::Tensor;
 use firebrick_arch::TensorShare;
 use firebrick_backends::accounts::{Category, MemoryGuard};

@@ -5,8 +5,8 @@ use super::boundary_log::{Boundary, BoundaryKind};
 use super::fetch::Fetcher;
 use super::gradients::{GradientHook, Gradients};
 use super::head::{HeadLoss, HeadPass};
+use super::segment::{self, Piece, run, take};
 use super::segment_executor::Executor;
-use super::segment_graph::{self, Piece, run, take};
 use crate::batch::MicroBatch;
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::MemoryGuard;
@@ -133,7 +133,7 @@ impl<'a, 'r> Pass<'a, 'r> {
                 match segment.keep {
                     ActivationPolicy::Graph => {
                         let before = at.runtime.in_use();
-                        let (pieces, y) = segment_graph::trace(at, units, &fetched.weights, take(x))?;
+                        let (pieces, y) = segment::trace(at, units, &fetched.weights, take(x))?;
                         self.graphs.push((pieces, self.executor.hold_graph(before)));
                         *x = y;
                     }
@@ -205,12 +205,12 @@ impl<'a, 'r> Pass<'a, 'r> {
                     ActivationPolicy::Input(home) => {
                         let _span = span_on("recompute", decoder.device());
                         let input = self.kept.pop(home)?;
-                        let (pieces, _) = segment_graph::trace(at, segment.units.clone(), &fetched.weights, input)?;
+                        let (pieces, _) = segment::trace(at, segment.units.clone(), &fetched.weights, input)?;
                         (pieces, self.executor.hold_graph(before))
                     }
                 };
                 runtime.boundary(Boundary::at(BoundaryKind::Graph, i))?;
-                *d = segment_graph::backward(at, pieces, take(d), gradients)?;
+                *d = segment::backward(at, pieces, take(d), gradients)?;
                 drop(hold);
                 runtime.boundary(Boundary::at(BoundaryKind::Backward, i))?;
             }

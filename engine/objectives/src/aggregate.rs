@@ -2,6 +2,7 @@
 //!
 //! Dividing inside a micro-batch instead makes the loss depend on how the batch was cut (verl #7200).
 
+use crate::traits::OptimizerStep;
 use serde::{Deserialize, Serialize};
 
 /// How the token losses L of an optimizer step are reduced to one (verl's `loss_agg_mode`).
@@ -18,37 +19,39 @@ pub enum LossAggMode {
     SeqMeanTokenSumNorm,
 }
 
-/// Aggregation of an optimizer step's token losses, with the mode's parameters.
+/// Aggregation of an optimizer step's token losses.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Aggregation {
-    /// Σ L / Σ tokens.
-    TokenMean,
-    /// Σ of each sequence's sum, over sequences.
-    SeqMeanTokenSum,
-    /// Mean over sequences of each sequence's mean.
-    SeqMeanTokenMean,
-    /// Σ L / scale.
-    SeqMeanTokenSumNorm {
-        /// Divisor of the sum; by default sequences · longest possible completion (Dr. GRPO, TRL).
-        scale: Option<f64>,
-    },
+pub struct Aggregation {
+    /// Reduction to one loss.
+    pub mode: LossAggMode,
+    /// Divisor of `seq-mean-token-sum-norm`; by default sequences · longest possible completion (Dr. GRPO, TRL).
+    pub scale: Option<f64>,
+}
+
+impl From<LossAggMode> for Aggregation {
+    fn from(mode: LossAggMode) -> Self {
+        Self { mode, scale: None }
+    }
 }
 
 impl Aggregation {
     /// Weight of every scored token of an optimizer step: `lengths` are the scored tokens of each of its sequences,
     /// `max_length` is the longest possible completion.
     pub fn weights(self, lengths: &[usize], max_length: usize) -> Vec<Vec<f64>> {
-        let mut by = Denominators::new(lengths, max_length);
-        let mode = match self {
-            Self::TokenMean => LossAggMode::TokenMean,
-            Self::SeqMeanTokenSum => LossAggMode::SeqMeanTokenSum,
-            Self::SeqMeanTokenMean => LossAggMode::SeqMeanTokenMean,
-            Self::SeqMeanTokenSumNorm { scale } => {
-                by.scale = scale.unwrap_or(by.sequences * by.scale);
-                LossAggMode::SeqMeanTokenSumNorm
-            }
-        };
-        token_weights(mode, lengths, by)
+        let by = Denominators::new(lengths, max_length);
+        let scale = self.scale.unwrap_or(by.sequences * by.scale);
+        token_weights(self.mode, lengths, Denominators { scale, ..by })
+    }
+}
+
+impl OptimizerStep<'_> {
+    /// Sets the weight of every scored token: how the losses of the step's tokens become one number.
+    pub fn set_weights(&mut self, aggregation: impl Into<Aggregation>) {
+        let lengths: Vec<usize> = self.sequences.iter().map(|s| s.positions.len()).collect();
+        let weights = aggregation.into().weights(&lengths, self.max_length);
+        for (sequence, weights) in self.sequences.iter_mut().zip(weights) {
+            sequence.columns.weight = Some(weights);
+        }
     }
 }
 
@@ -128,7 +131,7 @@ mod tests {
         assert!(close(w(LossAggMode::SeqMeanTokenMean)[2][0], 1.0 / 24.0));
         assert!(close(w(LossAggMode::SeqMeanTokenSumNorm)[0][1], 1.0 / 48.0));
 
-        let norm = |scale| Aggregation::SeqMeanTokenSumNorm { scale }.weights(&lengths, 8)[0][0];
+        let norm = |scale| Aggregation { mode: LossAggMode::SeqMeanTokenSumNorm, scale }.weights(&lengths, 8)[0][0];
         assert!(close(norm(None), 1.0 / 16.0) && close(norm(Some(5.0)), 1.0 / 5.0));
     }
 }

@@ -26,7 +26,6 @@ mod traits;
 pub mod value;
 
 pub use coefficients::AdaptiveCoefficients;
-pub use loss_sums::{LossAccumulator, split_by_sequence};
 pub use loss_sums::{LossSums, MicroScores, ROUTER_AUX_LOSS};
 pub use policy_gradient::{Advantages, PolicyGradient};
 pub use sequence_reduction::SequenceReduction;

@@ -1,9 +1,7 @@
 //! Results of a pass: sums of the loss and of the objective's metrics, scores by sequence.
 
-use super::token_loss::{Loss, Metric, Reduction};
-use burn::tensor::Tensor;
+use super::token_loss::Reduction;
 use firebrick_core::Result;
-use firebrick_core::error::device_error;
 use firebrick_core::world::World;
 use firebrick_models::routing::Routes;
 use serde::{Deserialize, Serialize};
@@ -94,72 +92,4 @@ fn interned(name: &str) -> &'static str {
     let kept: &'static str = Box::leak(name.into());
     names.insert(kept);
     kept
-}
-
-/// Sums on the device while a micro-batch's chunks add to them.
-#[derive(Default)]
-pub struct LossAccumulator(Option<(Vec<Metric>, Tensor<1>)>);
-
-impl LossAccumulator {
-    /// Adds the sums of a chunk, without waiting for the device.
-    pub fn add(&mut self, loss: Loss) {
-        let mut values: Vec<Tensor<1>> = loss.metrics.iter().map(|m| m.sum.clone()).collect();
-        values.push(loss.total.inner());
-        let values = Tensor::cat(values, 0);
-        self.0 = Some(match self.0.take() {
-            None => (loss.metrics, values),
-            Some((metrics, total)) => {
-                let sums = total.clone() + values.clone();
-                let merged = metrics.iter().enumerate().fold(sums, |sums, (i, metric)| {
-                    let [a, b] = [&total, &values].map(|t| t.clone().narrow(0, i, 1));
-                    let extreme = match metric.reduction {
-                        Reduction::Min => a.min_pair(b),
-                        Reduction::Max => a.max_pair(b),
-                        Reduction::Sum | Reduction::TokenMean | Reduction::SequenceMean => {
-                            return sums;
-                        }
-                    };
-                    sums.slice_assign(i..=i, extreme)
-                });
-                (metrics, merged)
-            }
-        });
-    }
-
-    /// One read for all of a micro-batch's numbers, given its scored tokens and the sequences that have any.
-    ///
-    /// # Errors
-    /// `Error::Device` if the values cannot be read.
-    pub fn read(self, tokens: usize, sequences: usize) -> Result<LossSums> {
-        let Some((metrics, values)) = self.0 else {
-            return Ok(LossSums::default());
-        };
-        let values: Vec<f64> = values.try_into_vec_as().map_err(|e| device_error("reading the loss", &e))?;
-        Ok(LossSums {
-            loss: values[metrics.len()],
-            tokens,
-            sequences,
-            metrics: metrics.iter().zip(&values).map(|(m, &v)| (m.name, m.reduction, v)).collect(),
-        })
-    }
-}
-
-/// Values of chunks of scored tokens, by sequence.
-///
-/// # Errors
-/// `Error::Device` if the values cannot be read.
-pub fn split_by_sequence(chunks: Vec<Tensor<1>>, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
-    let mut flat: Vec<f32> = Vec::new();
-    for chunk in chunks {
-        flat.extend(chunk.try_into_vec_as::<f32>().map_err(|e| device_error("reading log-probs", &e))?);
-    }
-    let mut rest = flat.as_slice();
-    Ok(lengths
-        .iter()
-        .map(|&n| {
-            let (values, others) = rest.split_at(n);
-            rest = others;
-            values.to_vec()
-        })
-        .collect())
 }

@@ -1,6 +1,6 @@
 //! The interface between the trainer and an algorithm.
 
-use super::aggregate::Aggregation;
+use super::aggregate::LossAggMode;
 use super::coefficients::AdaptiveCoefficients;
 use super::loss_sums::{LossSums, MicroScores};
 use super::token_loss::TokenLoss;
@@ -37,17 +37,6 @@ pub struct OptimizerStep<'a> {
     pub seed: u64,
     /// Optimizer steps before it.
     pub step: u64,
-}
-
-impl OptimizerStep<'_> {
-    /// Sets the weight of every scored token: how the losses of the step's tokens become one number.
-    pub fn set_weights(&mut self, aggregation: Aggregation) {
-        let lengths: Vec<usize> = self.sequences.iter().map(|s| s.positions.len()).collect();
-        let weights = aggregation.weights(&lengths, self.max_length);
-        for (sequence, weights) in self.sequences.iter_mut().zip(weights) {
-            sequence.columns.weight = Some(weights);
-        }
-    }
 }
 
 /// An algorithm, with methods in the order of a training step: its needed inputs, the advantages, then for every
@@ -121,7 +110,7 @@ pub trait Objective: TokenLoss + Send + Sync {
     /// Fixes everything of an optimizer step that its tokens share: weights with their normalisers, and choices out of
     /// the whole step. By default the loss is a mean over the step's scored tokens.
     fn prepare(&self, step: &mut OptimizerStep<'_>, _coefficients: &mut AdaptiveCoefficients) {
-        step.set_weights(Aggregation::TokenMean);
+        step.set_weights(LossAggMode::TokenMean);
     }
 
     /// Moves coefficients that follow a measurement, after an optimizer step; `sums` are the loss and its metrics. By

@@ -10,21 +10,20 @@ use std::fmt;
 use std::sync::LazyLock;
 
 /// Memory settings of a model that is not trained.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoleMemory {
     /// Location of the reference policy's weights.
     pub param_offload: ParamOffload,
     /// Maximum tokens per micro-batch of the reference policy. `null`: `memory.score_tokens`.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     pub score_tokens: Option<usize>,
 }
 
 /// The `memory` section of a configuration. In code, [`MemoryConfig::from`] sets a preset's values in this section, and
 /// the builder of a run's configuration its other values; the field `preset` by itself sets nothing.
-#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(transform = describe_critic))]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
+#[schemars(transform = describe_critic)]
 #[serde(deny_unknown_fields, default)]
 #[allow(clippy::struct_excessive_bools, reason = "switches that a user sets one by one")]
 pub struct MemoryConfig {
@@ -39,7 +38,7 @@ pub struct MemoryConfig {
     /// Host memory for a plan. `null`: no limit.
     pub host_budget: Option<Bytes>,
     /// Fraction of the budget to leave free.
-    #[cfg_attr(feature = "schema", schemars(range(min = 0), extend("exclusiveMaximum" = 0.9)))]
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 0.9))]
     #[default(0.1)]
     pub margin: f64,
     /// Device memory above which the run counts as out of memory.
@@ -52,20 +51,20 @@ pub struct MemoryConfig {
     pub gradient_checkpointing: bool,
     /// Layers per segment. Needs `gradient_checkpointing`. Set at most one of this key, `checkpoint_layers`,
     /// `checkpoint_ratio` and `recompute_granularity: half`.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(1)]
     pub checkpoint_every: usize,
     /// Indices of recomputed layers: `[0, 4, 8]`. `null`: all.
     pub checkpoint_layers: Option<Vec<usize>>,
     /// Fraction of recomputed layers, evenly spaced. `null`: all.
-    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
+    #[schemars(range(min = 0, max = 1))]
     pub checkpoint_ratio: Option<f64>,
     /// Unit of recomputation.
     pub recompute_granularity: Granularity,
     /// Store checkpointed activations on the host. Needs `gradient_checkpointing`.
     pub activation_offload: bool,
     /// Activations per copy. Needs `activation_offload`.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(1)]
     pub activation_offload_group: usize,
     /// Location of the policy's weights outside rollout. `streamed` needs `gradient_checkpointing` of all layers.
@@ -77,7 +76,7 @@ pub struct MemoryConfig {
     /// Location of the optimizer's state.
     pub optimizer_offload: OptimizerOffload,
     /// Fraction of parameters updated on the host with `optimizer_offload: cpu`.
-    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
+    #[schemars(range(min = 0, max = 1))]
     #[default(1.0)]
     pub offload_fraction: f64,
     /// Format of optimizer moments; arithmetic is f32.
@@ -87,7 +86,7 @@ pub struct MemoryConfig {
     pub step_in_backward: bool,
     /// What data-parallel ranks shard: 1 optimizer state, 2 also gradients, 3 also weights (FSDP). With `budget`, the
     /// lowest stage.
-    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 3)))]
+    #[schemars(range(min = 0, max = 3))]
     pub zero_stage: u8,
     /// With `zero_stage: 3`, free gathered weights after the forward pass. Needs `gradient_checkpointing` of all
     /// layers; `false` gathers half as often.
@@ -95,23 +94,23 @@ pub struct MemoryConfig {
     pub reshard_after_forward: bool,
     /// Ulysses degree: consecutive ranks that split the tokens of each micro-batch. Must divide the ranks and query
     /// heads.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(1)]
     pub ulysses_sequence_parallel_size: usize,
     /// Tensor-parallel degree of training: consecutive ranks that shard each layer. Must divide the ranks, heads and
     /// MLP width.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(1)]
     pub tensor_model_parallel_size: usize,
     /// Pipeline stages of training (1F1B). Must divide the ranks and be at most the layers; `zero_stage` at most 1.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(1)]
     pub pipeline_model_parallel_size: usize,
     /// Host copies in flight, and segments gathered ahead with `zero_stage: 3`. 0: synchronous.
     #[default(1)]
     pub prefetch: usize,
     /// Rows (tokens) per chunk of logits; full logits are never stored.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(1024)]
     pub head_rows: usize,
     /// Queries per chunk of attention scores; 0: all.
@@ -125,15 +124,15 @@ pub struct MemoryConfig {
     pub share_prefix: bool,
     /// Maximum tokens per training micro-batch, at least `rollout.prompt_length` + `rollout.response_length`. Padding
     /// counts.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(16_384)]
     pub train_tokens: usize,
     /// Maximum tokens per forward-only micro-batch (old and reference log-probs); lower limit as `train_tokens`.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     #[default(32_768)]
     pub score_tokens: usize,
     /// Maximum sequences per micro-batch. `null`: no limit.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[schemars(range(min = 1))]
     pub micro_batch_size: Option<usize>,
     /// Every this many steps, return free pages to the device before each phase (`torch.cuda.empty_cache`). 0: never.
     pub cleanup_every: u64,
@@ -141,7 +140,7 @@ pub struct MemoryConfig {
     /// memory.
     pub snapshot: u64,
     /// Latest allocations and releases to include in the timeline.
-    #[cfg_attr(feature = "schema", schemars(range(max = 1_000_000)))]
+    #[schemars(range(max = 1_000_000), extend("x-because" = "1,000,000 allocations take about 450 MB of host memory"))]
     pub trace: usize,
     /// Memory settings of the reference policy.
     pub reference: RoleMemory,
@@ -175,8 +174,7 @@ impl From<Preset> for MemoryConfig {
 
 /// Keys of `memory` that the critic overrides: settings in place of the policy's. Keys that are absent are the
 /// policy's.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct CriticMemory(Map<String, Value>);
 
@@ -299,7 +297,6 @@ impl<'de> DeserializeSeed<'de> for Key {
 }
 
 /// Gives the section of the critic the keys that it may override, as the section of the policy has them.
-#[cfg(feature = "schema")]
 fn describe_critic(schema: &mut schemars::Schema) {
     let Some(Value::Object(keys)) = schema.get_mut("properties") else {
         return;

@@ -7,8 +7,7 @@ use std::fmt;
 
 named! {
     /// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are set win.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
     pub enum Preset {
         /// One small device: checkpointing, offload, 8-bit moments, small chunks and micro-batches, bf16.
         Constrained = "constrained",

@@ -82,12 +82,12 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// The plans of a workload's models under these settings.
+    /// The plans of a workload's models under these settings, which are within their range.
     ///
     /// # Errors
     /// Those of [`MemoryConfig::plans`].
     pub fn plan(&self, workload: &Workload) -> Result<Plan> {
         let critic = workload.critic_arch();
-        self.memory.plans(&workload.arch, workload.reference, critic, self.max_num_seqs)
+        self.memory.plans_in_range(&workload.arch, workload.reference, critic, self.max_num_seqs)
     }
 }

@@ -1,49 +1,41 @@
 //! Checks of the memory settings, and the plans that they describe.
 
-use crate::technique::require;
 use crate::{
     Error, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role, RoleMemory, RolloutPlan, TECHNIQUES, Zero,
 };
 use firebrick_arch::Arch;
+use firebrick_settings::{schema_of, violations};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-/// Most events that `memory.trace` keeps, and about what one of them takes.
-const MAX_TRACED: usize = 1_000_000;
-const TRACED_BYTES: usize = 450;
+/// The schema of the section.
+static SCHEMA: LazyLock<Value> = LazyLock::new(schema_of::<MemoryConfig>);
 
 impl MemoryConfig {
-    /// Rejects settings that cannot work with any model.
+    /// Rejects settings out of their range, and those that cannot work with any model.
     ///
     /// # Errors
     /// `Error::Config` with the first setting that cannot work, by its key.
     pub fn check(&self) -> Result<()> {
+        self.check_ranges()?;
         self.checks().collect()
     }
 
-    /// The first mistake of each technique, of the section's other keys, and of the critic's overrides.
+    fn check_ranges(&self) -> Result<()> {
+        let settings = serde_json::to_value(self).unwrap_or_default();
+        let violation = violations(&SCHEMA, &settings).into_iter().next();
+        violation.map_or(Ok(()), |violation| Err(Error::Config(format!("memory.{}", violation.message))))
+    }
+
+    /// The first mistake of each technique and of the critic's overrides, in settings within their range.
     pub fn checks(&self) -> impl Iterator<Item = Result<()>> {
-        let checks = TECHNIQUES.iter().map(|technique| technique.check(self));
-        let mut checks: Vec<Result<()>> = checks.chain([self.check_run()]).collect();
+        let mut checks: Vec<Result<()>> = TECHNIQUES.iter().map(|technique| technique.check(self)).collect();
         // the critic's settings stand over these, and would repeat their mistakes
         if checks.iter().all(Result::is_ok) && !self.critic.is_empty() {
             checks.push(self.critic_settings().map(|_| ()));
         }
         checks.into_iter()
-    }
-
-    /// Checks the keys that are no technique's.
-    fn check_run(&self) -> Result<()> {
-        require(
-            self.trace <= MAX_TRACED,
-            format_args!(
-                "trace is {}; at most {MAX_TRACED} allocations can be traced, which take about {} MB of host memory",
-                self.trace,
-                MAX_TRACED * TRACED_BYTES / 1_000_000
-            ),
-        )?;
-        require(
-            (0.0..0.9).contains(&self.margin),
-            format_args!("margin is {}; a share of the budget between 0 and 0.9 was expected", self.margin),
-        )
     }
 
     /// The policy's plan that these settings describe.
@@ -52,7 +44,13 @@ impl MemoryConfig {
     /// `Error::Config` for settings that cannot work, or name layers that the model lacks; `Error::Plan` for a plan
     /// that it cannot run.
     pub fn plan(&self, arch: &Arch) -> Result<ModelPlan> {
-        self.check()?;
+        self.check_ranges()?;
+        self.plan_in_range(arch)
+    }
+
+    /// [`Self::plan`] of settings within their range.
+    fn plan_in_range(&self, arch: &Arch) -> Result<ModelPlan> {
+        self.checks().collect::<Result<()>>()?;
         let mut plan = ModelPlan::plain(arch);
         for technique in TECHNIQUES {
             technique.check_model(self, arch)?;
@@ -60,15 +58,6 @@ impl MemoryConfig {
         }
         plan.check(arch)?;
         Ok(plan)
-    }
-
-    /// The plan of the reference policy.
-    ///
-    /// # Errors
-    /// As [`Self::plan`].
-    pub fn reference_plan(&self, arch: &Arch) -> Result<ModelPlan> {
-        let RoleMemory { param_offload, score_tokens } = self.reference;
-        self.scorer(score_tokens, param_offload, true).plan(arch)
     }
 
     /// The plan of a model that only scores, with its own token budget if it has one. With only data parallelism,
@@ -109,12 +98,26 @@ impl MemoryConfig {
     /// # Errors
     /// As [`Self::plan`], for each model.
     pub fn plans(&self, arch: &Arch, reference: bool, critic: Option<&Arch>, max_num_seqs: usize) -> Result<Plan> {
-        let mut models = std::collections::BTreeMap::from([(Role::Policy, self.plan(arch)?)]);
+        self.check_ranges()?;
+        self.plans_in_range(arch, reference, critic, max_num_seqs)
+    }
+
+    /// [`Self::plans`] of settings within their range.
+    pub(crate) fn plans_in_range(
+        &self,
+        arch: &Arch,
+        reference: bool,
+        critic: Option<&Arch>,
+        max_num_seqs: usize,
+    ) -> Result<Plan> {
+        let mut models = BTreeMap::from([(Role::Policy, self.plan_in_range(arch)?)]);
         if reference {
-            models.insert(Role::Reference, self.reference_plan(arch)?);
+            let RoleMemory { param_offload, score_tokens } = self.reference;
+            let reference = self.scorer(score_tokens, param_offload, true);
+            models.insert(Role::Reference, reference.plan_in_range(arch)?);
         }
         if let Some(arch) = critic {
-            models.insert(Role::Critic, self.critic_plan(arch)?);
+            models.insert(Role::Critic, self.critic_settings()?.plan_in_range(arch)?);
         }
         Ok(Plan { models, rollout: RolloutPlan { max_num_seqs } })
     }
@@ -128,20 +131,12 @@ impl MemoryConfig {
             |detail: String| Error::Config(format!("memory.critic, whose keys override the policy's: {detail}"));
         let settings = self.critic.over(self).map_err(|e| refuse(e.to_string()))?;
         if !self.critic.is_empty() {
-            settings.check().map_err(|e| match e {
+            settings.checks().collect::<Result<()>>().map_err(|e| match e {
                 Error::Config(detail) => refuse(detail),
                 other => other,
             })?;
         }
         Ok(settings)
-    }
-
-    /// The critic's plan.
-    ///
-    /// # Errors
-    /// As [`Self::critic_settings`] and [`Self::plan`].
-    pub fn critic_plan(&self, arch: &Arch) -> Result<ModelPlan> {
-        self.critic_settings()?.plan(arch)
     }
 }
 

@@ -82,10 +82,8 @@ impl TryFrom<Written> for Bytes {
 }
 
 /// Pattern of sizes in the schema of configurations.
-#[cfg(feature = "schema")]
 const SIZE: &str = r"^\s*[0-9][0-9.eE+]*\s*(([kKmMgGtT][iI]?)?[bB])?\s*$";
 
-#[cfg(feature = "schema")]
 macro_rules! size_schema {
     ($Size:ident, $number:literal, $pattern:expr, $examples:expr) => {
         impl schemars::JsonSchema for $Size {
@@ -106,9 +104,7 @@ macro_rules! size_schema {
     };
 }
 
-#[cfg(feature = "schema")]
 size_schema!(Bytes, "number", SIZE, ["8GiB"]);
-#[cfg(feature = "schema")]
 size_schema!(Budget, "integer", format!(r"{SIZE}|^\s*[aA][uU][tT][oO]\s*$"), ["8GiB", "auto"]);
 
 /// A budget of device bytes.

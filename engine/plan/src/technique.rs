@@ -117,9 +117,7 @@ pub enum TechniqueKind {
 
 /// Names that the file of a technique uses.
 pub(crate) mod prelude {
-    pub(crate) use super::{
-        About, Technique, TechniqueKind, and, at_least_one, at_least_one_in_plan, require, require_of_plan,
-    };
+    pub(crate) use super::{About, Technique, TechniqueKind, and, at_least_one_in_plan, require, require_of_plan};
     pub(crate) use crate::request::{Candidate, Request};
     pub(crate) use crate::{MemoryConfig, ModelPlan, Result};
     pub(crate) use firebrick_arch::Arch;
@@ -136,11 +134,6 @@ pub(crate) fn and(memory: &MemoryConfig, change: impl FnOnce(&mut MemoryConfig))
 /// Refuses settings of which a condition does not hold. `otherwise` begins with a key of `memory`.
 pub(crate) fn require(holds: bool, otherwise: impl Display) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Config(format!("memory.{otherwise}"))) }
-}
-
-/// Refuses a size of 0.
-pub(crate) fn at_least_one(key: &str, size: usize) -> Result<()> {
-    require(size > 0, format_args!("{key} should be at least 1"))
 }
 
 /// Refuses a plan of which a condition does not hold.

@@ -145,10 +145,11 @@ fn bound(schema: &Value, value: &Value, at: &str) -> Option<Violation> {
             "maximum" => number <= bound,
             _ => number < bound,
         };
-        let because = schema["x-because"].as_str().map_or_else(String::new, |because| format!(": {because}"));
-        (!holds).then(|| format!(" must be {words} {limit}, found {value}{because}"))
+        (!holds).then(|| format!("be {words} {limit}, found {value}"))
     });
-    broken.map(|what| wrong(at, &what))
+    let excluded = || (schema["not"]["const"] == *value).then(|| format!("not be {value}"));
+    let because = schema["x-because"].as_str().map_or_else(String::new, |because| format!(": {because}"));
+    broken.or_else(excluded).map(|what| wrong(at, &format!(" must {what}{because}")))
 }
 
 /// A text: one of some names, or any that has the form of a pattern.

@@ -63,6 +63,7 @@ struct Part {
     #[schemars(inner(range(min = 1)))]
     sizes: Vec<u8>,
     /// Count of it.
+    #[schemars(extend("not" = {"const": 3}))]
     count: u8,
 }
 
@@ -110,6 +111,7 @@ fn every_mistake_says_what_was_expected_and_what_was_found() {
         (json!({"filled": 1}), "filled must be true or false, found 1"),
         (json!({"nam": 1}), "unknown key `nam`; did you mean `name`? Known: name, shape, radius, filled, color, part"),
         (json!({"part": {"sizes": [2, 0]}}), "part.sizes.1 must be at least 1, found 0"),
+        (json!({"part": {"count": 3}}), "part.count must not be 3"),
         (json!({"part": {"size": 3}}), "part: unknown key `size`; did you mean `sizes`? Known: sizes, count"),
         (json!({"part": 3}), "part must be a section or null, found 3"),
     ] {

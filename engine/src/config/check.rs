@@ -84,9 +84,6 @@ impl RunConfig {
     }
 
     fn check_sampling(&self) -> Result<()> {
-        if self.rollout.top_k == 0 {
-            return Err(Error::Config("rollout.top_k must be at least 1, or -1 for all tokens".into()));
-        }
         self.rollout.sampling(Vec::new()).check().map_err(|e| Error::Config(format!("rollout: {e}")))
     }
 

@@ -26,7 +26,7 @@ pub struct RolloutConfig {
     pub temperature: f64,
     /// Sample from the k likeliest tokens; −1 disables it.
     #[default(-1)]
-    #[schemars(range(min = -1))]
+    #[schemars(range(min = -1), extend("not" = {"const": 0}, "x-because" = "-1 samples from all tokens"))]
     pub top_k: i64,
     /// Sample from the likeliest tokens whose probabilities add up to this.
     #[default(1.0)]
@@ -128,7 +128,7 @@ pub struct ValidationSampling {
     pub temperature: f64,
     /// Sample from the k likeliest tokens; −1 disables it.
     #[default(-1)]
-    #[schemars(range(min = -1))]
+    #[schemars(range(min = -1), extend("not" = {"const": 0}, "x-because" = "-1 samples from all tokens"))]
     pub top_k: i64,
     /// Sample from the likeliest tokens whose probabilities add up to this.
     #[default(1.0)]
@@ -138,15 +138,12 @@ pub struct ValidationSampling {
 
 impl ValidationSampling {
     fn check(&self) -> Result<(), String> {
-        let Self { n, temperature, top_k, .. } = *self;
+        let Self { n, temperature, .. } = *self;
         if n > 1 && temperature == 0.0 {
             return Err(format!(
                 "rollout.val_kwargs.n is {n}, but its temperature is 0: greedy completions of a prompt are all the same; set \
                  rollout.val_kwargs.temperature (verl's usual value is 1.0), or n to 1"
             ));
-        }
-        if top_k == 0 {
-            return Err("rollout.val_kwargs.top_k must be -1 (all) or at least 1, found 0".into());
         }
         Ok(())
     }

@@ -6,9 +6,9 @@
 use super::answer::CompletionId;
 use super::reader::{RewardReader, refusal};
 use crate::Result;
-use crate::executor::{BoundaryLog, Executor, Residency, ResidentModel, Runtime, kept_values, values_all};
+use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime, kept_values};
 use crate::hub::{ModelFiles, model_folder};
-use crate::learner::score_cut;
+use crate::learner::values_placed;
 use crate::plan::{MemoryConfig, Role, Zero};
 use crate::sequence::Sequence;
 use crate::task::RewardModelConfig;
@@ -159,10 +159,7 @@ impl RewardModel {
             .into_iter()
             .map(|row| Sequence { positions: vec![last_real(&row)], tokens: row, ..Sequence::default() })
             .collect();
-        let ResidentModel { decoder, plan, .. } = &self.model;
-        let executor = Executor::new(plan, &self.runtime, 1.0).for_role(Role::RewardModel);
-        let cut = score_cut(plan, decoder);
-        let scores = values_all(&executor, decoder, &sequences, cut)?;
+        let scores = values_placed(&self.model, &self.runtime, &sequences)?;
         Ok(scores.iter().map(|values| f64::from(values[0])).collect())
     }
 }

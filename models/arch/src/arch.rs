@@ -125,6 +125,14 @@ pub struct Arch {
 }
 
 impl Arch {
+    /// Numbers that the head gives for a token: logits, or one.
+    pub fn head_width(&self) -> usize {
+        match self.head {
+            HeadKind::LanguageModel => self.vocab_size,
+            HeadKind::Scalar { .. } => 1,
+        }
+    }
+
     /// Longest sequence it can be given; `None` where rotary scaling stretches with the sequence.
     pub fn context(&self) -> Option<usize> {
         self.stretches_beyond().is_none().then_some(self.max_positions)

@@ -23,15 +23,14 @@ mod next_turn;
 
 use super::decode_steps::DecodeSteps;
 use super::engine_args::EngineArgs;
-use super::prefill::{Prefill, Prefilled, PrefilledGroup};
+use super::prefill::{Prefill, Prefilled, PrefilledGroup, WaitingQueue};
 use super::request::{FinishReason, GenerationRequest, Sample};
-use super::running::{Row, Running, reserve};
 use super::sampler::{RandomDraw, SampledTokens, sample};
 use super::sequence::{SampledToken, Sequence};
 use super::stats::GenerationStats;
 use super::turns::{Next, Turns};
-use super::waiting_queue::WaitingQueue;
 use burn::tensor::{Int, Tensor, TensorData};
+use decode::{Row, Running, reserve};
 use firebrick_backends::device::is_accelerator;
 use firebrick_models::Result;
 use firebrick_models::cache::{BLOCK_SIZE, BlockTable, Boundary, KvCache};

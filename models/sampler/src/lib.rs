@@ -30,7 +30,6 @@ mod engine_args;
 mod generator;
 mod prefill;
 mod request;
-mod running;
 mod sampler;
 mod sampling_params;
 mod scheduler_config;
@@ -41,7 +40,6 @@ mod stopping_criteria;
 mod tests;
 mod top_k_top_p;
 mod turns;
-mod waiting_queue;
 
 pub use generator::{Generated, Generator};
 pub use request::{FinishReason, GenerationRequest, Sample, check_ids};

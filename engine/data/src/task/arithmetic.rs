@@ -61,23 +61,15 @@ impl Arithmetic {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &ArithmeticConfig) -> Result<Self, TaskError> {
-        TaskError::check_range("task.difficulty", config.difficulty, [1, 6], " digits")?;
+        TaskError::check("task", config)?;
         let operands = 10u64.pow(config.difficulty);
         let space = operands * operands * config.operations.all().len() as u64;
         let validation = config.validation_size.unwrap_or(DEFAULT_VALIDATION.min(space / 5));
-        if validation >= space {
-            let detail = format!(
-                "there are {space} problems, so holding out {validation} leaves none to train on; expected at most {}: lower \
-                 it or raise `task.difficulty`",
-                space - 1
-            );
-            return Err(TaskError::config("task.validation_size", detail));
-        }
         Ok(Self {
             operations: config.operations.all().to_vec(),
             padded_digits: config.zero_pad.then_some(config.difficulty as usize),
             operands,
-            problems: Problems::new(space, HOLD_OUT, validation, config.seed),
+            problems: Problems::new(space, HOLD_OUT, validation, config.seed, "task.difficulty")?,
             partial: config.partial,
         })
     }
@@ -283,7 +275,7 @@ mod tests {
             "`task.validation_size`: there are 100 problems, so holding out 100 leaves none to \
              train on; expected at most 99: lower it or raise `task.difficulty`"
         );
-        assert_eq!(refused(r#"{"difficulty": 7}"#), "`task.difficulty`: expected 1 to 6 digits, found 7");
+        assert_eq!(refused(r#"{"difficulty": 7}"#), "`task.difficulty`: must be at most 6, found 7");
         let operations = |json: &str| serde_json::from_str::<ArithmeticConfig>(json).expect_err("refused").to_string();
         assert!(operations(r#"{"operations": "+/"}"#).contains("of `+-*`, found `/` in \"+/\""));
         assert!(operations(r#"{"operations": ""}"#).contains("at least one of `+-*`"));

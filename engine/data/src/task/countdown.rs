@@ -30,21 +30,25 @@ const MAX_VALUE: i64 = 10_000;
 #[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CountdownConfig {
-    /// Given integers, 2 to 6.
+    /// Given integers.
     #[default(4)]
+    #[schemars(range(min = 2, max = 6))]
     pub numbers: usize,
     /// Largest given integer.
     #[default(99)]
+    #[schemars(range(min = 1, max = MAX_VALUE))]
     pub max_number: i64,
     /// Largest target.
     #[default(99)]
+    #[schemars(range(min = 1, max = MAX_VALUE))]
     pub max_target: i64,
     /// Operations of the generated solutions. Answers may use all four.
     #[default("+-*/")]
     pub operations: String,
     /// Form of prompts and answers.
     pub style: CountdownStyle,
-    /// Training reward, 0 to 1, if every integer is used once but the target is missed.
+    /// Training reward if every integer is used once but the target is missed.
+    #[schemars(range(min = 0, max = 1))]
     pub format_score: f64,
     /// Seed of the training problems.
     pub seed: u64,
@@ -85,10 +89,7 @@ impl Countdown {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range, or if no problem exists.
     pub fn new(config: &CountdownConfig) -> Result<Self, TaskError> {
-        TaskError::check_range("task.numbers", config.numbers, [2, 6], "")?;
-        TaskError::check_range("task.max_number", config.max_number, [1, MAX_VALUE], "")?;
-        TaskError::check_range("task.max_target", config.max_target, [1, MAX_VALUE], "")?;
-        TaskError::check_range("task.format_score", config.format_score, [0.0, 1.0], "")?;
+        TaskError::check("task", config)?;
         let operations: Vec<char> = config.operations.chars().collect();
         let known = operations.iter().all(|c| "+-*/".contains(*c));
         let distinct: HashSet<&char> = operations.iter().collect();

@@ -3,6 +3,10 @@
 use std::fmt::Display;
 use std::path::PathBuf;
 
+use firebrick_settings::violations_of;
+use schemars::JsonSchema;
+use serde::Serialize;
+
 use super::Split;
 use crate::hub::HubError;
 
@@ -173,17 +177,12 @@ impl TaskError {
         Self::NoSuchExample { task: task.to_owned(), split: split.name(), index, len }
     }
 
-    /// Rejects a setting outside of `least` to `most`; `unit` follows these in the message.
-    pub(crate) fn check_range<T: Copy + PartialOrd + Display>(
-        setting: &str,
-        value: T,
-        [least, most]: [T; 2],
-        unit: &str,
-    ) -> Result<(), Self> {
-        if (least..=most).contains(&value) {
-            return Ok(());
-        }
-        Err(Self::config(setting, format!("expected {least} to {most}{unit}, found {value}")))
+    /// Rejects settings that violate their schema: the first of their keys that does, below `section`.
+    pub(crate) fn check(section: &str, settings: &(impl JsonSchema + Serialize)) -> Result<(), Self> {
+        violations_of(settings).first().map_or(Ok(()), |violation| {
+            let (key, detail) = violation.parts();
+            Err(Self::config(format!("{section}.{key}"), detail))
+        })
     }
 
     /// A [`TaskError::BadField`].

@@ -43,13 +43,9 @@ impl JsonlConfig {
                 return Err(TaskError::config("task.validation_fraction", detail));
             }
             (Some(size), None) => ("task.validation_size", size),
-            (None, Some(share)) if (0.0..1.0).contains(&share) => {
+            (None, Some(share)) => {
                 let least = u64::from(share > 0.0);
                 ("task.validation_fraction", ((rows as f64 * share).round() as u64).max(least))
-            }
-            (None, Some(share)) => {
-                let detail = format!("expected a share from 0 up to, not including, 1, found {share}");
-                return Err(TaskError::config("task.validation_fraction", detail));
             }
         };
         if held_out >= rows {
@@ -63,10 +59,6 @@ impl JsonlConfig {
 
     /// The weights of the training sources, if they have any.
     fn weights(&self) -> Result<Option<Vec<f64>>, TaskError> {
-        if self.limit == Some(0) {
-            let detail = "expected at least 1 row, found 0; remove it to read all rows";
-            return Err(TaskError::config("task.limit", detail));
-        }
         let weights = self.train.weights(TRAIN)?;
         if weights.is_some() && self.limit.is_some() {
             let detail =
@@ -154,6 +146,7 @@ impl Jsonl {
     /// `TaskError` with the setting, the file and the row: missing, empty or damaged files, missing
     /// fields, ground truths that a reward cannot read, conflicting settings.
     pub fn new(config: &JsonlConfig, base: &Path) -> Result<Self, TaskError> {
+        TaskError::check("task", config)?;
         let environments =
             config.environment.as_ref().map(|EnvironmentConfig::Python(python)| PythonEnvironments::open(python));
         let environments = environments.transpose()?;

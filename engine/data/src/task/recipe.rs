@@ -86,10 +86,6 @@ impl Prompt {
     fn new(config: &JsonlConfig) -> Result<Self, Vec<TaskError>> {
         let prompt = match (&config.prompt, &config.messages, &config.prompt_field) {
             (Some(text), None, None) => Self::Text(Template::parse(text, "task.prompt").map_err(|e| vec![e])?),
-            (None, Some(messages), None) if messages.is_empty() => {
-                let detail = "expected at least one message, found none";
-                return Err(vec![TaskError::config("task.messages", detail)]);
-            }
             (None, Some(messages), None) => Self::Chat(parse_messages(messages)?),
             (None, None, field) => Self::Field(field.clone().unwrap_or("prompt".to_owned())),
             _ => {

@@ -10,25 +10,112 @@ mod math;
 mod number;
 mod program;
 mod repetition;
-mod rule;
 mod running;
 mod schema;
 mod text;
 mod verl;
 
 use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
 
 pub use self::config::{
     Gsm8kMethod, RepetitionUnit, RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions,
 };
 pub(crate) use self::countdown::{CountdownProblem, Reached, find as countdown_answer};
 pub use self::program::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
-pub use self::rule::Rule;
 pub use self::running::{RewardStats, RunningStats};
 pub(crate) use self::text::compile;
 use super::error::TaskError;
 use super::{Completion, Reading, Reward, Score};
 use math_answer::AnswerSource;
+
+/// Reads the answer in a text.
+type Read = dyn for<'t> Fn(&'t str) -> Option<Cow<'t, str>> + Send + Sync;
+
+/// Scores a completion, or returns the reason why it cannot.
+type ScoreFn = dyn Fn(&Case<'_>) -> Result<Score, String> + Send + Sync;
+
+/// A completion with its ground truth.
+struct Case<'a> {
+    pub answer: &'a str,
+    /// The text that the rule reads.
+    pub text: &'a str,
+    pub completion: &'a Completion<'a>,
+}
+
+/// A rule, its settings checked and its patterns compiled.
+#[derive(Clone)]
+pub struct Rule {
+    /// True if it compares with the ground truth.
+    needs_answer: bool,
+    /// True if it reads only the text after the reasoning.
+    after_thought: bool,
+    /// Reads the answer that is compared with the ground truth, if it does.
+    read: Option<Arc<Read>>,
+    /// Writes a ground truth as a completion that the rule reads, if there is such a form.
+    gold: Option<fn(&str) -> String>,
+    score: Arc<ScoreFn>,
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule").field("needs_answer", &self.needs_answer).finish_non_exhaustive()
+    }
+}
+
+impl Rule {
+    /// A rule of the completion alone.
+    fn of_completion(score: impl Fn(&Case<'_>) -> Result<Score, String> + Send + Sync + 'static) -> Self {
+        Self { needs_answer: false, after_thought: false, read: None, gold: None, score: Arc::new(score) }
+    }
+
+    /// A rule that compares with the ground truth.
+    fn of_answer(score: impl Fn(&Case<'_>) -> Result<Score, String> + Send + Sync + 'static) -> Self {
+        Self { needs_answer: true, ..Self::of_completion(score) }
+    }
+
+    /// A rule that reads an answer and compares it with the ground truth. `equal` gets the ground truth
+    /// and the answer.
+    fn comparing(
+        read: impl for<'t> Fn(&'t str) -> Option<Cow<'t, str>> + Clone + Send + Sync + 'static,
+        equal: impl Fn(&str, Option<&str>) -> Result<bool, String> + Send + Sync + 'static,
+    ) -> Self {
+        let find = read.clone();
+        let rule = Self::of_answer(move |case| {
+            let parsed = find(case.text);
+            let parsed = parsed.as_deref();
+            Ok(Score::compared(equal(case.answer, parsed)?, parsed, case.answer))
+        });
+        rule.reading(read)
+    }
+
+    /// Sets the function that reads the answer.
+    fn reading(self, read: impl for<'t> Fn(&'t str) -> Option<Cow<'t, str>> + Send + Sync + 'static) -> Self {
+        Self { read: Some(Arc::new(read)), ..self }
+    }
+
+    /// Sets the function that writes a ground truth as a completion.
+    fn gold(self, gold: fn(&str) -> String) -> Self {
+        Self { gold: Some(gold), ..self }
+    }
+
+    /// Restricts the rule to the text after the reasoning. The rules of TRL and verl are not restricted.
+    fn after_thought(self) -> Self {
+        Self { after_thought: true, ..self }
+    }
+
+    /// The answer that the rule reads in a text, if there is one.
+    fn read<'t>(&self, text: &'t str) -> Option<Cow<'t, str>> {
+        self.read.as_ref()?(text)
+    }
+
+    /// The score of a completion, or the reason why it cannot be scored.
+    fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<Score, String> {
+        let text = if self.after_thought { completion.answering() } else { completion.text };
+        (self.score)(&Case { answer, text, completion })
+    }
+}
 
 /// A scorer of completions.
 #[derive(Clone, Debug)]
@@ -52,31 +139,27 @@ impl RewardConfig {
             RewardKind::Exact { ignore_case } => text::exact(*ignore_case),
             RewardKind::Contains { ignore_case } => text::contains(*ignore_case),
             RewardKind::Regex { pattern } => text::regex(pattern, setting)?,
-            RewardKind::Number { tolerance } => number::number(*tolerance, setting)?,
-            RewardKind::Math { tolerance } => math::math(AnswerSource::Any, *tolerance, setting)?,
-            RewardKind::VerlGsm8k { method, format_score } => verl::gsm8k(*method, *format_score, setting)?,
+            RewardKind::Number { tolerance } => number::number(*tolerance),
+            RewardKind::Math { tolerance } => math::math(AnswerSource::Any, *tolerance),
+            RewardKind::VerlGsm8k { method, format_score } => verl::gsm8k(*method, *format_score),
             RewardKind::VerlMath {} => verl::math(),
-            RewardKind::TrlAccuracy {} => math::math(AnswerSource::Latex, 0.0, setting)?,
+            RewardKind::TrlAccuracy {} => math::math(AnswerSource::Latex, 0.0),
             RewardKind::TrlThinkFormat {} => format::trl_think(),
             RewardKind::Format { tags, only, opened } => format::rule(tags, *only, *opened, setting)?,
             RewardKind::JsonSchema { schema } => schema::rule(schema, setting)?,
             RewardKind::Choice { letters } => choice::rule(letters, setting)?,
             RewardKind::Countdown { use_all } => countdown::rule(*use_all),
-            RewardKind::Repetition { ngram_size, unit } => repetition::rule(*ngram_size, *unit, setting)?,
+            RewardKind::Repetition { ngram_size, unit } => repetition::rule(*ngram_size, *unit),
             RewardKind::Length { target, max, buffer, limit } => {
                 length::rule([*target, *max, *buffer, *limit], setting)?
             }
-            RewardKind::Model(model) if model.score_tokens == Some(0) => {
-                let detail = "expected at least 1 token, found 0";
-                return Err(TaskError::config(format!("{setting}.score_tokens"), detail));
-            }
             RewardKind::Model(model) => return Ok(Scorer::Model(model.clone())),
-            RewardKind::Python(config) => {
-                return RewardProgram::Python(config.clone()).checked(setting).map(Scorer::Program);
+            RewardKind::Python(config) => return Ok(Scorer::Program(RewardProgram::Python(config.clone()))),
+            RewardKind::Command(config) if config.command.first().is_none_or(String::is_empty) => {
+                let detail = "expected a program and its arguments as a list, found none";
+                return Err(TaskError::config(format!("{setting}.command"), detail));
             }
-            RewardKind::Command(config) => {
-                return RewardProgram::Command(config.clone()).checked(setting).map(Scorer::Program);
-            }
+            RewardKind::Command(config) => return Ok(Scorer::Program(RewardProgram::Command(config.clone()))),
         }))
     }
 
@@ -93,18 +176,14 @@ impl RewardConfig {
         Some(TaskError::config(setting, detail))
     }
 
-    /// Rejects invalid options.
+    /// Rejects settings out of their range.
     fn check(&self) -> Result<(), TaskError> {
-        let setting = |key: &str| format!("rewards.{}.{key}", self.name());
-        let RewardOptions { weight, clip, .. } = &self.options;
-        if !weight.is_finite() {
-            let detail = format!("expected a finite number, found {weight}");
-            return Err(TaskError::config(setting("weight"), detail));
-        }
-        match clip {
-            Some([low, high]) if !low.is_finite() || !high.is_finite() || low >= high => {
-                let detail = format!("expected two finite values in ascending order, found [{low}, {high}]");
-                Err(TaskError::config(setting("clip"), detail))
+        let section = format!("rewards.{}", self.name());
+        TaskError::check(&section, self)?;
+        match self.options.clip {
+            Some([low, high]) if low >= high => {
+                let detail = format!("expected two values in ascending order, found [{low}, {high}]");
+                Err(TaskError::config(format!("{section}.clip"), detail))
             }
             _ => Ok(()),
         }

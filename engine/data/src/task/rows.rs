@@ -2,7 +2,6 @@
 //! Hub.
 
 mod arrow;
-mod block;
 mod columns;
 mod csv;
 mod files;

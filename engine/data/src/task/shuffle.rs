@@ -81,9 +81,18 @@ pub(super) struct Problems {
 }
 
 impl Problems {
-    /// Splits `len` problems. `key` selects the held-out ones, and `seed` orders the others.
-    pub fn new(len: u64, key: u64, held_out: u64, seed: u64) -> Self {
-        Self { permutation: Permutation::new(len, key, 0), held_out, seed }
+    /// Splits `len` problems, of which a larger value of `size` makes more. `key` selects the held-out ones, and `seed`
+    /// orders the others.
+    pub fn new(len: u64, key: u64, held_out: u64, seed: u64, size: &str) -> Result<Self, TaskError> {
+        if held_out >= len {
+            let detail = format!(
+                "there are {len} problems, so holding out {held_out} leaves none to train on; expected at most {}: lower it \
+                 or raise `{size}`",
+                len - 1
+            );
+            return Err(TaskError::config("task.validation_size", detail));
+        }
+        Ok(Self { permutation: Permutation::new(len, key, 0), held_out, seed })
     }
 
     /// The number of examples of a split; `None` is endless.

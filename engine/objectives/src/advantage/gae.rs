@@ -1,6 +1,6 @@
 //! Generalised advantage estimation (arXiv:1506.02438), as PPO uses it (arXiv:1707.06347).
 
-use super::inputs::AdvantageInputs;
+use super::estimator::AdvantageInputs;
 use super::whitening::Whitening;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

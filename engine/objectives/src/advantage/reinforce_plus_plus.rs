@@ -1,7 +1,7 @@
 //! REINFORCE++: no critic and no group, but advantages normalised over the whole step (arXiv:2501.03262).
 
+use super::estimator::AdvantageInputs;
 use super::groups::{group_members, mean};
-use super::inputs::AdvantageInputs;
 use super::whitening::Whitening;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

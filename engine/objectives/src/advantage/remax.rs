@@ -1,6 +1,6 @@
 //! `ReMax`: the reward of the greedy completion as baseline (arXiv:2310.10505).
 
-use super::inputs::AdvantageInputs;
+use super::estimator::AdvantageInputs;
 use super::reinforce_plus_plus::returns;
 
 /// At every token the rewards from there on less the greedy completion's reward.

@@ -1,7 +1,7 @@
 //! CISPO (arXiv:2506.13585): no token is dropped by a clip; its ratio is a bounded constant.
 
 use super::clip::ClipRange;
-use super::terms::{ImportanceSamplingLevel, PolicyTerms, Ratios, TokenPolicyLoss};
+use super::{ImportanceSamplingLevel, PolicyTerms, Ratios, TokenPolicyLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;

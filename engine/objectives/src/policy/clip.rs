@@ -1,6 +1,6 @@
 //! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
 
-use super::terms::{ImportanceSamplingLevel, PolicyTerms, Ratios, TokenPolicyLoss};
+use super::{ImportanceSamplingLevel, PolicyTerms, Ratios, TokenPolicyLoss};
 use crate::token_loss::{Metric, Reduction};
 use burn::tensor::Tensor;
 use schemars::JsonSchema;

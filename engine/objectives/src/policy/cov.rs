@@ -2,7 +2,7 @@
 //! the entropy most, so they are penalized or left out. They are chosen out of the whole optimizer step.
 
 use super::clip::{ClipRange, clip};
-use super::terms::{PolicyTerms, Ratios, TokenPolicyLoss};
+use super::{PolicyTerms, Ratios, TokenPolicyLoss};
 use burn::tensor::Tensor;
 use firebrick_models::random::Stream;
 use schemars::JsonSchema;

@@ -1,7 +1,7 @@
 //! GMPO (arXiv:2507.20673): the geometric mean of a sequence's ratios, clipped token by token before it is taken.
 
 use super::clip::ClipRange;
-use super::terms::{PolicyTerms, Ratios, TokenPolicyLoss};
+use super::{PolicyTerms, Ratios, TokenPolicyLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;

@@ -1,6 +1,6 @@
 //! The plain policy gradient: no ratio and nothing to clip (verl's `gpg` and `reinforce`).
 
-use super::terms::{PolicyTerms, Ratios, TokenPolicyLoss};
+use super::{PolicyTerms, Ratios, TokenPolicyLoss};
 
 /// `−A · logp`.
 pub(super) struct Reinforce;

@@ -1,6 +1,6 @@
 //! SAPO (arXiv:2511.20347): a sigmoid gate of the ratio instead of a clip.
 
-use super::terms::{ImportanceSamplingLevel, PolicyTerms, Ratios, TokenPolicyLoss};
+use super::{ImportanceSamplingLevel, PolicyTerms, Ratios, TokenPolicyLoss};
 use burn::tensor::activation::sigmoid;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

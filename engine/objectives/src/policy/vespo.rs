@@ -1,6 +1,6 @@
 //! VESPO (arXiv:2602.10693): the log-prob weighted by a Gamma-shaped function of the whole sequence's ratio.
 
-use super::terms::{PolicyTerms, Ratios, TokenPolicyLoss};
+use super::{PolicyTerms, Ratios, TokenPolicyLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;

@@ -4,7 +4,7 @@ use super::config::{MultiObjectiveAggregation, ObjectiveConfig, SCHEMA};
 use super::kl_control::{KlControl, KlControlConfig};
 use super::rejections::{reject, rejections};
 use crate::advantage::AdvantageEstimator;
-use crate::aggregate::{Aggregation, LossAggMode};
+use crate::aggregate::Aggregation;
 use crate::correction::{CorrectionBound, CorrectionLevel, RolloutCorrection, RolloutIs};
 use crate::entropy::{AdaptiveEntropy, EntropyBonus};
 use crate::kl::KlLoss;
@@ -32,12 +32,7 @@ impl ObjectiveConfig {
             loss: self.policy_loss,
             off_policy_mask: self.off_policy_mask_threshold,
             top_entropy: Some(self.top_entropy_quantile).filter(|share| *share < 1.0),
-            aggregation: match self.loss_agg_mode {
-                LossAggMode::TokenMean => Aggregation::TokenMean,
-                LossAggMode::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
-                LossAggMode::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
-                LossAggMode::SeqMeanTokenSumNorm => Aggregation::SeqMeanTokenSumNorm { scale: self.loss_scale_factor },
-            },
+            aggregation: Aggregation { mode: self.loss_agg_mode, scale: self.loss_scale_factor },
             kl_loss: (self.kl_loss_coef > 0.0).then_some(KlLoss {
                 coef: self.kl_loss_coef,
                 estimator: self.kl_loss_type,

@@ -4,7 +4,6 @@ use crate::estimate::{Sizes, Workload};
 use crate::request::Request;
 use crate::size::Bytes;
 use crate::{Error, ModelPlan, Plan, Result, Role};
-use firebrick_arch::arch::HeadKind;
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::{Arch, KvCacheDtype};
 use firebrick_spec::{BLOCK_SIZE, KernelTable};
@@ -32,10 +31,7 @@ struct BytesPer {
 
 impl BytesPer {
     fn new(arch: &Arch, workload: &Workload, kernels: &KernelTable) -> Self {
-        let vocab = match arch.head {
-            HeadKind::LanguageModel => arch.vocab_size as u64,
-            HeadKind::Scalar { .. } => 1,
-        };
+        let vocab = arch.head_width() as u64;
         let tile = kernels.vocabulary_tile.map_or(vocab, |tile| tile as u64);
         let columns = vocab.min(tile);
         // rows by expert, one for each of a token's

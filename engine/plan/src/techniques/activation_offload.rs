@@ -17,7 +17,6 @@ impl Technique for ActivationOffload {
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("activation_offload_group", memory.activation_offload_group)?;
         require(
             !memory.activation_offload || memory.gradient_checkpointing,
             "activation_offload moves the inputs that gradient checkpointing keeps, and a whole graph cannot leave the \

@@ -32,7 +32,6 @@ impl Technique for Checkpointing {
 
     /// Refuses ways of choosing layers that contradict each other.
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("checkpoint_every", memory.checkpoint_every)?;
         let chosen = memory.checkpoint_layers.is_some() || memory.checkpoint_ratio.is_some();
         let halves = memory.recompute_granularity == Granularity::Half;
         let several = memory.checkpoint_every != 1;
@@ -58,11 +57,6 @@ impl Technique for Checkpointing {
             !chosen || !several,
             "checkpoint_every divides all layers into segments; it cannot be combined with checkpoint_layers or \
              checkpoint_ratio",
-        )?;
-        let ratio = memory.checkpoint_ratio.unwrap_or(1.0);
-        require(
-            (0.0..=1.0).contains(&ratio),
-            format_args!("checkpoint_ratio is {ratio}; a share of the layers between 0 and 1 was expected"),
         )
     }
 

@@ -14,7 +14,6 @@
 use super::down;
 use crate::estimate::{F32, Shape};
 use crate::technique::prelude::*;
-use firebrick_arch::arch::HeadKind;
 use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Rows that the planner tries, the most first.
@@ -42,10 +41,7 @@ pub(crate) struct HeadCost {
 
 impl HeadCost {
     pub fn new(arch: &Arch, head_rows: usize, profile: &DeviceProfile) -> Self {
-        let vocab = match arch.head {
-            HeadKind::LanguageModel => arch.vocab_size as u64,
-            HeadKind::Scalar { .. } => 1,
-        };
+        let vocab = arch.head_width() as u64;
         let tile = profile.kernels.vocabulary_tile.map(|tile| tile as u64);
         Self {
             vocab,
@@ -137,10 +133,6 @@ pub(crate) struct HeadRows;
 impl Technique for HeadRows {
     fn about(&self) -> About {
         About { keys: &["memory.head_rows"], kind: TechniqueKind::Set, examples: &["head_rows: 128"] }
-    }
-
-    fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("head_rows", memory.head_rows)
     }
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {

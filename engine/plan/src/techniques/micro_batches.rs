@@ -28,11 +28,6 @@ impl Technique for TrainTokens {
         About { keys: &["memory.train_tokens", "memory.micro_batch_size"], kind: TechniqueKind::Set, examples: &[] }
     }
 
-    fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("train_tokens", memory.train_tokens)?;
-        at_least_one("micro_batch_size", memory.micro_batch_size.unwrap_or(1))
-    }
-
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.train_tokens = memory.train_tokens;
         plan.micro_batch_size = memory.micro_batch_size;
@@ -60,11 +55,6 @@ impl Technique for ScoreTokens {
             kind: TechniqueKind::Set,
             examples: &[],
         }
-    }
-
-    fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("score_tokens", memory.score_tokens)?;
-        at_least_one("reference.score_tokens", memory.reference.score_tokens.unwrap_or(1))
     }
 
     fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {

@@ -77,7 +77,6 @@ impl Technique for Pipeline {
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("pipeline_model_parallel_size", memory.pipeline_model_parallel_size)?;
         let alone = memory.pipeline_model_parallel_size == 1;
         require(
             alone || memory.zero() <= Zero::Stage1,

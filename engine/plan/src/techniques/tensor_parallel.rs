@@ -30,8 +30,4 @@ impl Technique for TensorParallel {
     fn about(&self) -> About {
         About { keys: &["memory.tensor_model_parallel_size"], kind: TechniqueKind::Parallelism, examples: &[] }
     }
-
-    fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("tensor_model_parallel_size", memory.tensor_model_parallel_size)
-    }
 }

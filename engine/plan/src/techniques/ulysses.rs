@@ -23,8 +23,4 @@ impl Technique for Ulysses {
     fn about(&self) -> About {
         About { keys: &["memory.ulysses_sequence_parallel_size"], kind: TechniqueKind::Parallelism, examples: &[] }
     }
-
-    fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        at_least_one("ulysses_sequence_parallel_size", memory.ulysses_sequence_parallel_size)
-    }
 }

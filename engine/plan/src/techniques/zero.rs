@@ -120,11 +120,6 @@ impl Technique for Sharding {
     }
 
     fn check(&self, memory: &MemoryConfig) -> Result<()> {
-        let stage = memory.zero_stage;
-        require(
-            usize::from(stage) < Zero::STAGES.len(),
-            format_args!("zero_stage is {stage}; a stage from 0 to 3 was expected"),
-        )?;
         let weights = memory.zero() == Zero::Stage3;
         require(memory.reshard_after_forward || weights, "reshard_after_forward: false requires memory.zero_stage: 3")?;
         require(

@@ -87,7 +87,7 @@ fn an_expression_that_misses_pays_what_the_settings_say_and_nothing_in_validatio
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    assert!(refused(r#"{"numbers": 1}"#).contains("`task.numbers`: expected 2 to 6, found 1"));
+    assert!(refused(r#"{"numbers": 1}"#).contains("`task.numbers`: must be at least 2, found 1"));
     assert!(refused(r#"{"operations": "+%"}"#).contains("one or more of `+-*/`"));
     assert!(refused(r#"{"max_target": 0}"#).contains("`task.max_target`"));
     assert!(refused(r#"{"format_score": 2}"#).contains("`task.format_score`"));

@@ -33,7 +33,8 @@ const TEMPLATE: &str = "{%- for message in messages -%}
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CalculatorConfig {
-    /// Digits of both operands, 1 to 9. The first is at least 4, so that all results of `*` have the same length.
+    /// Digits of both operands. The first is at least 4, so that all results of `*` have the same length.
+    #[schemars(range(min = 1, max = 9))]
     pub digits: u32,
     /// Any of `+`, `-`, `*`, as in `arithmetic`.
     pub operations: Operations,
@@ -68,22 +69,15 @@ impl Calculator {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &CalculatorConfig) -> Result<Self, TaskError> {
-        TaskError::check_range("task.digits", config.digits, [1, 9], " digits")?;
+        TaskError::check("task", config)?;
         let unit = 10u64.pow(config.digits - 1);
         let (least, operands) = (4 * unit, 6 * unit);
         let space = operands * operands * config.operations.all().len() as u64;
-        if config.validation_size >= space {
-            let detail = format!(
-                "there are {space} problems, so holding out {} leaves none to train on; lower it or raise `task.digits`",
-                config.validation_size
-            );
-            return Err(TaskError::config("task.validation_size", detail));
-        }
         Ok(Self {
             config: config.clone(),
             least,
             operands,
-            problems: Problems::new(space, HOLD_OUT, config.validation_size, config.seed),
+            problems: Problems::new(space, HOLD_OUT, config.validation_size, config.seed, "task.digits")?,
             tools: CalculatorTool::new(),
         })
     }
@@ -298,7 +292,7 @@ mod tests {
     #[test]
     fn settings_that_make_no_problem_are_refused() {
         for (json, part) in [
-            (r#"{"digits": 0}"#, "expected 1 to 9 digits"),
+            (r#"{"digits": 0}"#, "`task.digits`: must be at least 1, found 0"),
             (r#"{"digits": 1, "validation_size": 36}"#, "leaves none to train on"),
         ] {
             let config: CalculatorConfig = serde_json::from_str(json).expect("settings");

@@ -42,8 +42,10 @@ pub struct PythonEnvironmentConfig {
     pub python: String,
     /// Worker processes.
     #[serde(default = "workers::default_workers")]
+    #[schemars(range(min = 1))]
     pub workers: usize,
-    /// Time limit per call in seconds, at most 86,400.
+    /// Time limit per call in seconds.
     #[serde(default = "workers::default_timeout")]
+    #[schemars(range(max = 86_400), extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
 }

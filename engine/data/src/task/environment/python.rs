@@ -3,7 +3,7 @@
 use super::config::PythonEnvironmentConfig;
 use super::session::{Abilities, Session, gone};
 use super::{Environment, EnvironmentError, Environments, Observation, Turn};
-use crate::task::{Example, TOOLS, TaskError, workers};
+use crate::task::{Example, TOOLS, TaskError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ impl PythonEnvironments {
     /// # Errors
     /// `TaskError::Config` for settings out of range, a process that does not start, or an unusable class.
     pub fn open(config: &PythonEnvironmentConfig) -> Result<Self, TaskError> {
-        workers::check(config.workers, config.timeout, "task.environment")?;
+        TaskError::check("task.environment", config)?;
         let mut first = Session::new(config);
         let abilities = first.ready().map_err(|error| {
             let detail = format!("`{}` of {}: {error}", config.class, config.file.display());

@@ -1,16 +1,25 @@
 //! Tool calls in the formats that models write.
 
 mod argument_types;
-mod call;
 mod deepseek;
 mod harmony;
 mod json_calls;
 mod qwen_xml;
 
-pub use call::{ToolCall, ToolCalls};
-
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ToolCall {
+    /// The tool.
+    pub name: String,
+    /// Its arguments by name; numbers beyond 64 bits are [marks](firebrick_spec::json).
+    pub arguments: Map<String, Value>,
+}
+
+/// The calls of a turn in order; malformed ones as the reason.
+pub type ToolCalls = Vec<Result<ToolCall, String>>;
 
 /// Format in which a model writes tool calls, under vLLM's names of their parsers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]

@@ -24,20 +24,23 @@ pub struct JsonlConfig {
     /// First rows of `validation` to use (`null`: all), or, without it, rows of `train` to hold out (`null`: none).
     #[serde(default)]
     pub validation_size: Option<u64>,
-    /// Fraction of `train` to hold out instead of `validation_size`, from 0 to below 1; at least one row.
+    /// Fraction of `train` to hold out instead of `validation_size`, at least one row.
     #[serde(default)]
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub validation_fraction: Option<f64>,
     /// Seed of the choice of held-out rows.
     #[serde(default)]
     pub seed: u64,
     /// Maximum rows read from the start of `train`; not with weights.
     #[serde(default)]
+    #[schemars(range(min = 1), extend("x-because" = "remove it to read all rows"))]
     pub limit: Option<u64>,
     /// Template of a plain-text prompt, such as `"Question: {question}\nAnswer:"`; `{{` and `}}` are braces.
     #[serde(default)]
     pub prompt: Option<String>,
     /// Chat messages whose contents are templates.
     #[serde(default)]
+    #[schemars(length(min = 1))]
     pub messages: Option<Vec<MessageTemplate>>,
     /// Dotted path of a field with text or chat messages. `null`: `prompt`, if `prompt` and `messages` are unset.
     #[serde(default)]

@@ -232,10 +232,10 @@ fn contradictory_settings_are_refused() {
     assert!(with(r#""prompt": "p", "prompt_field": "q""#).contains("at most one of `prompt`"));
     assert!(with(r#""answer": "p", "answer_field": "q""#).contains("and `task.answer_field`"));
     assert!(with(r#""answer_extract": "gsm8k""#).contains("no answer to extract it from"));
-    assert!(with(r#""messages": []"#).contains("expected at least one message"));
-    assert!(with(r#""limit": 0"#).contains("expected at least 1 row"));
+    assert!(with(r#""messages": []"#).contains("`task.messages`: must have at least 1 entry, found 0"));
+    assert!(with(r#""limit": 0"#).contains("`task.limit`: must be at least 1, found 0: remove it to read all rows"));
     assert!(with(r#""validation_size": 1"#).contains("holding out 1 of 1 rows leaves none"));
-    assert!(with(r#""validation_fraction": 1"#).contains("expected a share from 0"));
+    assert!(with(r#""validation_fraction": 1"#).contains("`task.validation_fraction`: must be below 1, found 1"));
     let text = refused(row, r#""rewards": [{"kind": "exact"}]"#);
     assert!(text.contains("reward `exact` compares with a ground truth"), "{text}");
 }

@@ -1,6 +1,6 @@
 //! Multiple choice: the letter that a completion settles on.
 
-use super::rule::Rule;
+use super::Rule;
 use crate::task::TaskError;
 use math_answer::{answer_line, concluded, last_boxed};
 

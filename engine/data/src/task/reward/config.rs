@@ -55,6 +55,7 @@ pub enum RewardKind {
     Number {
         /// Largest difference that counts as equal: absolute in `number`, relative in `math`.
         #[serde(default = "default_tolerance")]
+        #[schemars(range(min = 0))]
         tolerance: f64,
     },
     /// The answer equals the ground truth mathematically. It is read from the last `\boxed{}`, after `####` or `answer
@@ -62,6 +63,7 @@ pub enum RewardKind {
     Math {
         /// Largest relative difference that counts as equal; 0 is exact.
         #[serde(default)]
+        #[schemars(range(min = 0))]
         tolerance: f64,
     },
     /// verl's `gsm8k.compute_score`, which compares strings.
@@ -71,6 +73,7 @@ pub enum RewardKind {
         method: Gsm8kMethod,
         /// Score of a different number.
         #[serde(default)]
+        #[schemars(range(min = 0))]
         format_score: f64,
     },
     /// verl's `math_reward.compute_score`: the last `\boxed{}` equals the answer after MATH's normalization.
@@ -82,6 +85,7 @@ pub enum RewardKind {
     /// The completion has the tags in order, each once.
     Format {
         /// Tag names: `[think, answer]`.
+        #[schemars(length(min = 1), extend("items" = {"type": "string", "pattern": "^[^<>/]+$", "examples": ["think"]}))]
         tags: Vec<String>,
         /// Allow only whitespace outside the tags.
         #[serde(default = "yes")]
@@ -110,8 +114,9 @@ pub enum RewardKind {
     },
     /// From 0 to −1: minus the fraction of repeated n-grams.
     Repetition {
-        /// Units per n-gram, at most 64.
+        /// Units per n-gram.
         #[serde(default = "default_ngram")]
+        #[schemars(range(min = 1, max = 64))]
         ngram_size: usize,
         /// Unit of n-grams.
         #[serde(default)]
@@ -121,13 +126,16 @@ pub enum RewardKind {
     Length {
         /// Length that scores 0, falling linearly to −1 at zero and at twice this length.
         #[serde(default)]
+        #[schemars(range(min = 1))]
         target: Option<usize>,
         /// Maximum length that scores 0; longer completions score −1.
         #[serde(default)]
+        #[schemars(range(min = 1))]
         max: Option<usize>,
         /// Tokens before `rollout.response_length` over which the score falls from 0 to −1 (DAPO's soft overlong
         /// penalty).
         #[serde(default)]
+        #[schemars(range(min = 1))]
         buffer: Option<usize>,
         /// With `buffer`: length that scores −1, instead of `rollout.response_length`; longer completions score less.
         #[serde(default)]
@@ -156,6 +164,7 @@ pub struct RewardModelConfig {
     pub input: RewardInput,
     /// Maximum tokens per batch of the reward model. `null`: `memory.score_tokens`.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub score_tokens: Option<usize>,
     /// Location of the reward model's weights.
     #[serde(default)]

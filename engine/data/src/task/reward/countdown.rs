@@ -1,6 +1,6 @@
 //! The countdown rule: an expression of given numbers that reaches a target, evaluated exactly.
 
-use super::rule::Rule;
+use super::Rule;
 use math_answer::{Arithmetic, Evaluated, concluded, last_boxed};
 use num_rational::BigRational;
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! Rewards of the format: tags in order.
 
-use super::rule::Rule;
+use super::Rule;
 use crate::task::{Score, TaskError};
 
 /// The completion has the tags in order.
@@ -30,17 +30,8 @@ struct Format {
 impl Format {
     /// The format of tags without their angle brackets; `setting` is the reward's name in messages.
     fn new(tags: &[String], only: bool, opened: bool, setting: &str) -> Result<Self, TaskError> {
-        let invalid = |detail: String| TaskError::config(format!("{setting}.tags"), detail);
-        if tags.is_empty() {
-            return Err(invalid("expected at least one tag, found none; for example `[think, answer]`".into()));
-        }
-        for (at, tag) in tags.iter().enumerate() {
-            if tag.is_empty() || tag.contains(['<', '>', '/']) {
-                return Err(invalid(format!("expected a tag without its brackets, such as `think`, found {tag:?}")));
-            }
-            if tags[..at].contains(tag) {
-                return Err(invalid(format!("the tag `{tag}` is named twice")));
-            }
+        if let Some((_, tag)) = tags.iter().enumerate().find(|(at, tag)| tags[..*at].contains(tag)) {
+            return Err(TaskError::config(format!("{setting}.tags"), format!("the tag `{tag}` is named twice")));
         }
         let pair = |tag: &String| [format!("<{tag}>"), format!("</{tag}>")];
         Ok(Self { tags: tags.iter().map(pair).collect(), only, opened })

@@ -1,6 +1,6 @@
 //! Penalties by the number of a completion's tokens.
 
-use super::rule::Rule;
+use super::Rule;
 use crate::task::{Completion, Score, TaskError};
 
 /// The shape of a length penalty; values are from 0 to −1, and below it beyond a buffer's `limit`.
@@ -16,10 +16,10 @@ enum Length {
 
 /// The penalty of `target`, `max` or `buffer`, whichever is set.
 pub(super) fn rule([target, max, buffer, limit]: [Option<usize>; 4], setting: &str) -> Result<Rule, TaskError> {
-    let (key, tokens, shape) = match (target, max, buffer) {
-        (Some(n), None, None) => ("target", n, Length::Target(n)),
-        (None, Some(n), None) => ("max", n, Length::Max(n)),
-        (None, None, Some(n)) => ("buffer", n, Length::Buffer(n, limit)),
+    let shape = match (target, max, buffer) {
+        (Some(n), None, None) => Length::Target(n),
+        (None, Some(n), None) => Length::Max(n),
+        (None, None, Some(n)) => Length::Buffer(n, limit),
         shapes => {
             let actual = if shapes == (None, None, None) { "none" } else { "several" };
             let detail = format!("expected exactly one of `target`, `max` and `buffer`, found {actual}");
@@ -29,9 +29,6 @@ pub(super) fn rule([target, max, buffer, limit]: [Option<usize>; 4], setting: &s
     if limit.is_some_and(|limit| buffer.is_none_or(|buffer| buffer > limit)) {
         let detail = "expected a `buffer` of at most as many tokens, found none or a larger one";
         return Err(TaskError::config(format!("{setting}.limit"), detail));
-    }
-    if tokens == 0 {
-        return Err(TaskError::config(format!("{setting}.{key}"), "expected at least 1 token, found 0"));
     }
     Ok(Rule::of_completion(move |case| Ok(Score::value(shape.penalty(case.completion)?))))
 }

@@ -1,17 +1,17 @@
 //! Rules that read the answer of a completion as mathematics.
 
-use super::rule::{Case, Rule, check_non_negative};
-use crate::task::{Reading, Score, TaskError};
+use super::{Case, Rule};
+use crate::task::{Reading, Score};
 use math_answer::{AnswerSource, Checker, Comparison, EmptyGold, gold_source};
 use std::borrow::Cow;
 
 /// The rule of an answer from this source. TRL's also reads an unfinished thought.
-pub(super) fn math(source: AnswerSource, tolerance: f64, setting: &str) -> Result<Rule, TaskError> {
-    let checker = Checker { source, tolerance: check_non_negative(tolerance, "tolerance", setting)? };
+pub(super) fn math(source: AnswerSource, tolerance: f64) -> Rule {
+    let checker = Checker { source, tolerance };
     let rule = Rule::of_answer(move |case| score(checker, case))
         .reading(move |text| checker.read(text).map(Cow::Owned))
         .gold(|answer| format!("\\boxed{{{}}}", gold_source(answer)));
-    Ok(if source == AnswerSource::Any { rule.after_thought() } else { rule })
+    if source == AnswerSource::Any { rule.after_thought() } else { rule }
 }
 
 fn score(checker: Checker, case: &Case<'_>) -> Result<Score, String> {

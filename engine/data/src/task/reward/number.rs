@@ -1,8 +1,7 @@
 //! Rules that compare numbers, and numbers in a model's text.
 
+use super::Rule;
 use super::config::Gsm8kMethod;
-use super::rule::{Rule, check_non_negative};
-use crate::task::TaskError;
 use regex::Regex;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -23,8 +22,7 @@ pub(super) fn gsm8k(method: Gsm8kMethod) -> Rule {
 }
 
 /// The last number of a completion, within a tolerance.
-pub(super) fn number(tolerance: f64, setting: &str) -> Result<Rule, TaskError> {
-    let tolerance = check_non_negative(tolerance, "tolerance", setting)?;
+pub(super) fn number(tolerance: f64) -> Rule {
     let equal = move |answer: &str, text: Option<&str>| {
         let answer = parse_float(answer).ok_or_else(|| {
             format!(
@@ -33,7 +31,7 @@ pub(super) fn number(tolerance: f64, setting: &str) -> Result<Rule, TaskError> {
         })?;
         Ok(text.and_then(parse_float).is_some_and(|number| (number - answer).abs() <= tolerance))
     };
-    Ok(Rule::comparing(|text| last_number(text).map(Cow::Borrowed), equal).gold(str::to_owned).after_thought())
+    Rule::comparing(|text| last_number(text).map(Cow::Borrowed), equal).gold(str::to_owned).after_thought()
 }
 
 /// A ground truth behind GSM8K's mark.

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::task::{TaskError, workers};
+use crate::task::workers;
 
 /// A reward function in a Python file, with TRL's signature or verl's.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -30,9 +30,11 @@ pub struct PythonRewardConfig {
     pub python: String,
     /// Worker processes.
     #[serde(default = "workers::default_workers")]
+    #[schemars(range(min = 1))]
     pub workers: usize,
-    /// Time limit in seconds per prompt's completions, at most 86,400.
+    /// Time limit in seconds per prompt's completions.
     #[serde(default = "workers::default_timeout")]
+    #[schemars(range(max = 86_400), extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
 }
 
@@ -47,9 +49,11 @@ pub struct CommandRewardConfig {
     pub folder: Option<PathBuf>,
     /// Worker processes.
     #[serde(default = "workers::default_workers")]
+    #[schemars(range(min = 1))]
     pub workers: usize,
-    /// Time limit in seconds per prompt's completions, at most 86,400.
+    /// Time limit in seconds per prompt's completions.
     #[serde(default = "workers::default_timeout")]
+    #[schemars(range(max = 86_400), extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
 }
 
@@ -80,18 +84,6 @@ impl RewardProgram {
         match self {
             Self::Python(config) => config.timeout,
             Self::Command(config) => config.timeout,
-        }
-    }
-
-    /// Checks the settings; `setting` is the reward's name in messages.
-    pub(super) fn checked(self, setting: &str) -> Result<Self, TaskError> {
-        workers::check(self.workers(), self.timeout(), setting)?;
-        match &self {
-            Self::Command(config) if config.command.first().is_none_or(String::is_empty) => {
-                let detail = "expected a program and its arguments as a list, found none";
-                Err(TaskError::config(format!("{setting}.command"), detail))
-            }
-            _ => Ok(self),
         }
     }
 }

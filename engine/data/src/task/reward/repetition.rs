@@ -1,24 +1,20 @@
 //! A penalty for repetition.
 
+use super::Rule;
 use super::config::RepetitionUnit;
-use super::rule::Rule;
-use crate::task::{Score, TaskError};
+use crate::task::Score;
 use std::collections::HashSet;
 use std::hash::Hash;
 
-/// Longest n-grams: the cost grows with their length.
-const MAX_SIZE: usize = 64;
-
 /// The penalty for repeated n-grams of `size` words or tokens.
-pub(super) fn rule(size: usize, unit: RepetitionUnit, setting: &str) -> Result<Rule, TaskError> {
-    TaskError::check_range(&format!("{setting}.ngram_size"), size, [1, MAX_SIZE], "")?;
-    Ok(Rule::of_completion(move |case| {
+pub(super) fn rule(size: usize, unit: RepetitionUnit) -> Rule {
+    Rule::of_completion(move |case| {
         let penalty = match unit {
             RepetitionUnit::Words => penalty(&case.text.to_lowercase().split_whitespace().collect::<Vec<_>>(), size),
             RepetitionUnit::Tokens => penalty(case.completion.tokens, size),
         };
         Ok(Score::value(penalty))
-    }))
+    })
 }
 
 /// `−(1 − different n-grams / n-grams)`; 0 of a text that is shorter than one.

@@ -1,6 +1,6 @@
 //! JSON that must match a schema.
 
-use super::rule::Rule;
+use super::Rule;
 use crate::task::{Reading, Score, TaskError};
 use jsonschema::PatternOptions;
 use math_answer::concluded;

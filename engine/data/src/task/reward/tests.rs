@@ -1,5 +1,7 @@
 //! Scores and errors of each rule reward.
 
+mod rules;
+
 use super::*;
 
 const TOKENS: [u32; 100] = [7; 100];
@@ -122,7 +124,10 @@ fn number_compares_the_last_number_within_a_tolerance() {
     assert!(pays(r#"{"kind": "number"}"#, "0.5", "about 0.51") < 0.5);
     assert!(pays(r#"{"kind": "number", "tolerance": 0.02}"#, "0.5", "about 0.51") > 0.5);
     assert!(pays(r#"{"kind": "number"}"#, "5", "none") < 0.5);
-    assert!(refuses(r#"{"kind": "number", "tolerance": -1}"#).contains("non-negative number, found -1"));
+    assert!(
+        refuses(r#"{"kind": "number", "tolerance": -1}"#)
+            .contains("`rewards.number.tolerance`: must be at least 0, found -1")
+    );
 }
 
 #[test]
@@ -168,7 +173,9 @@ fn length_wants_exactly_one_shape() {
         "`rewards.length`: expected exactly one of `target`, `max` and `buffer`, found none"
     );
     assert!(refuses(r#"{"kind": "length", "max": 1, "buffer": 1}"#).ends_with("found several"));
-    assert!(refuses(r#"{"kind": "length", "target": 0}"#).contains("at least 1 token"));
+    assert!(
+        refuses(r#"{"kind": "length", "target": 0}"#).contains("`rewards.length.target`: must be at least 1, found 0")
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Rules that compare texts: the whole completion, a part of it, or the match of a pattern.
 
-use super::rule::{Case, Rule};
+use super::{Case, Rule};
 use crate::task::{Score, TaskError};
 use regex::{Regex, RegexBuilder};
 use std::borrow::Cow;

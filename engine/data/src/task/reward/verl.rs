@@ -3,16 +3,15 @@
 
 use super::config::Gsm8kMethod;
 use super::number::{last_marked, marked, runs};
-use super::rule::{Case, Rule, check_non_negative};
-use crate::task::{Score, TaskError};
+use super::{Case, Rule};
+use crate::task::Score;
 use std::borrow::Cow;
 
 /// Digits of a number that Python's `int` reads.
 const INT_DIGITS: usize = 4_300;
 
 /// verl's GSM8K rule, which compares strings and gives `format_score` for another number.
-pub(super) fn gsm8k(method: Gsm8kMethod, format_score: f64, setting: &str) -> Result<Rule, TaskError> {
-    let format_score = check_non_negative(format_score, "format_score", setting)?;
+pub(super) fn gsm8k(method: Gsm8kMethod, format_score: f64) -> Rule {
     let read = move |text: &str| gsm8k_answer(text, method);
     let score = move |case: &Case<'_>| {
         let parsed = read(case.text);
@@ -20,7 +19,7 @@ pub(super) fn gsm8k(method: Gsm8kMethod, format_score: f64, setting: &str) -> Re
         let is_other = parsed.is_some_and(|parsed| parsed != case.answer);
         Ok(if is_other { Score { value: Some(format_score), ..score } } else { score })
     };
-    Ok(Rule::of_answer(score).reading(move |text| read(text).map(Cow::Owned)).gold(marked))
+    Rule::of_answer(score).reading(move |text| read(text).map(Cow::Owned)).gold(marked)
 }
 
 /// verl's MATH rule.

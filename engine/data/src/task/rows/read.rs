@@ -13,7 +13,6 @@ use firebrick_spec::json;
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::block::{Block, Content};
 use super::format::{self, Compression, FIRST_BYTES, Layout, format_of};
 use super::raw::{Raw, RawContent, Sink, Unread};
 use super::{arrow, csv, parquet, text};
@@ -25,6 +24,22 @@ use crate::task::{Fields, TaskError};
 const BLOCK_ROWS: usize = 256;
 /// Bytes of a block's text after which it takes no more rows.
 const BLOCK_BYTES: usize = 128 << 10;
+
+/// Consecutive checked rows of a file.
+pub(super) struct Block {
+    /// The line or row of each in its file.
+    pub numbers: Vec<u32>,
+    pub unit: Unit,
+    pub content: Content,
+}
+
+/// Content of a block.
+pub(super) enum Content {
+    /// Start of each after the first one's offset, and its length.
+    Placed { offset: u64, spans: Vec<(u32, u32)> },
+    /// Their JSON, one per line, compressed, and its uncompressed length.
+    Packed { bytes: Box<[u8]>, len: usize },
+}
 
 /// Check of a row, called once per row, on any thread.
 pub(crate) type Check<'a> = dyn Fn(Row) -> Result<(), TaskError> + Sync + 'a;

@@ -7,8 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::block::{Block, Content};
-use super::read::{Check, parse, read_blocks};
+use super::read::{Block, Check, Content, parse, read_blocks};
 use crate::task::TaskError;
 use crate::task::error::RowLocation;
 use crate::task::template::Row;

@@ -1,7 +1,7 @@
 //! Numbers of parameters, by what holds them.
 
 use crate::estimate::{BaseSizes, ExpertSizes, LayerSet, SUBLAYERS};
-use firebrick_arch::arch::{HeadKind, Mixer};
+use firebrick_arch::arch::Mixer;
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
 use firebrick_arch::{Arch, PipelineStage};
@@ -120,11 +120,7 @@ impl Sizes {
         let specs = || ends.iter().chain(&sublayers).flatten();
         let largest =
             |specs: &mut dyn Iterator<Item = &ParamSpec>| specs.map(ParamSpec::numel).max().unwrap_or(0) as u64;
-        let projection = match arch.head {
-            _ if !has(UnitKind::Head) => 0,
-            HeadKind::LanguageModel => arch.vocab_size * arch.hidden_size,
-            HeadKind::Scalar { .. } => arch.hidden_size,
-        };
+        let projection = if has(UnitKind::Head) { arch.head_width() * arch.hidden_size } else { 0 };
         let sublayers = sublayers.each_ref().map(Vec::as_slice);
         Self {
             embedding: count(&ends[0]),

@@ -1,7 +1,7 @@
 //! Types of arguments that a call has as strings, by the schema of its tool: as in transformers' `parse_response`
 //! with `tools`.
 
-use super::call::ToolCall;
+use super::ToolCall;
 use firebrick_spec::json::{number, parse};
 use serde_json::Value;
 

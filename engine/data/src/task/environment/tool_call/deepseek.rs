@@ -1,7 +1,7 @@
 //! Calls of DeepSeek's models between special tokens: with a kind and a block of JSON in R1 and V3, and without in
 //! V3.1.
 
-use super::call::ToolCalls;
+use super::ToolCalls;
 use super::json_calls::{tagged, with_text};
 
 const SEPARATOR: &str = "<｜tool▁sep｜>";

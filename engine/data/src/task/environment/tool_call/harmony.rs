@@ -3,7 +3,7 @@
 //! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.NAME
 //! <|constrain|>json<|message|>{…}<|call|>`. Chat templates write the recipient before the channel.
 
-use super::call::ToolCalls;
+use super::ToolCalls;
 use super::json_calls::with_text;
 
 const START: &str = "<|start|>";

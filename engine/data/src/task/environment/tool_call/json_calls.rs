@@ -1,6 +1,6 @@
 //! Calls as JSON objects with a name and arguments: Hermes, and Llama 3.
 
-use super::call::{ToolCall, ToolCalls};
+use super::{ToolCall, ToolCalls};
 use firebrick_spec::json::{parse, to_text};
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};

@@ -1,7 +1,7 @@
 //! Calls of Qwen 3.5 and Qwen 3 Coder: a tag for the function, and one for each argument, whose values are text.
 
-use super::call::{ToolCall, ToolCalls};
 use super::json_calls::{CLOSE, OPEN, tagged};
+use super::{ToolCall, ToolCalls};
 use serde_json::{Map, Value};
 
 const FUNCTION: &str = "<function=";

@@ -1,7 +1,6 @@
 //! Comparison of the rules with verl's and TRL's code on the same texts.
 
 use super::*;
-use crate::task::{RewardConfig, Rewards};
 use proptest::prelude::*;
 use serde::Deserialize;
 
@@ -83,8 +82,14 @@ fn tags_are_wanted_in_order_and_once() {
     let opened = r#"{"kind": "format", "tags": ["think", "answer"], "opened": true}"#;
     assert!(pays(opened, "", "so</think><answer>4</answer>") > 0.5);
     assert!(pays(opened, "", right) < 0.5);
-    assert!(refused(r#"{"kind": "format", "tags": []}"#).contains("at least one tag"));
-    assert!(refused(r#"{"kind": "format", "tags": ["<think>"]}"#).contains("without its brackets"));
+    assert!(
+        refused(r#"{"kind": "format", "tags": []}"#)
+            .contains("`rewards.format.tags`: must have at least 1 entry, found 0")
+    );
+    assert!(
+        refused(r#"{"kind": "format", "tags": ["<think>"]}"#)
+            .contains("\"<think>\" has an invalid format; write it as in think")
+    );
     assert!(refused(r#"{"kind": "format", "tags": ["a", "a"]}"#).contains("named twice"));
 }
 
@@ -165,7 +170,10 @@ fn saying_the_same_again_costs_its_share() {
     let tokens = rewards(r#"{"kind": "repetition", "ngram_size": 1, "unit": "tokens"}"#);
     let judged = tokens.score("", &completion("", &[7, 7, 7, 8])).expect("judged");
     assert!((judged.total + 0.5).abs() < 1e-12);
-    assert!(refused(r#"{"kind": "repetition", "ngram_size": 0}"#).contains("expected 1 to 64"));
+    assert!(
+        refused(r#"{"kind": "repetition", "ngram_size": 0}"#)
+            .contains("`rewards.repetition.ngram_size`: must be at least 1, found 0")
+    );
 }
 
 #[test]
