@@ -9,4 +9,4 @@ pub use firebrick_device::{
     transfer,
 };
 pub use firebrick_kernels as kernels;
-pub use firebrick_spec::Precision;
+pub use firebrick_spec::{MAX_GRAPHS, Precision};

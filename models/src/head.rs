@@ -238,7 +238,7 @@ impl Head<'_> {
     ) -> (Tensor<2>, Option<Tensor<2>>) {
         let scaling = self.scaling(chunk.temperature);
         let [vocab, hidden] = self.projection.dims();
-        let mut d_normed: Option<Tensor<2>> = None;
+        let mut d_normed = None;
         let mut d_projection = self
             .projection_trains
             .then(|| Tensor::empty([vocab, hidden], (&chunk.normed.device(), chunk.normed.dtype())));
@@ -249,10 +249,19 @@ impl Head<'_> {
                 let part = matmul(&dz, &chunk.normed, Transposed::Left);
                 grad.slice_assign([first..first + part.dims()[0], 0..hidden], part)
             });
-            let part = matmul(&dz, &rows, Transposed::Neither);
-            d_normed = d_normed.into_iter().chain([part]).reduce(|sum, part| sum + part);
+            d_normed = Some(accumulated(d_normed, matmul(&dz, &rows, Transposed::Neither)));
         }
         (d_normed.expect("a vocabulary has tokens"), d_projection)
+    }
+}
+
+/// A sum with one more summand, in f32 or wider: a large vocabulary has some twenty tiles, whose sum in bf16 would round
+/// as often.
+fn accumulated(sum: Option<Tensor<2>>, part: Tensor<2>) -> Tensor<2> {
+    let part = widened(part);
+    match sum {
+        Some(sum) => sum + part,
+        None => part,
     }
 }
 
@@ -286,5 +295,37 @@ impl ValueChunk<'_> {
         let d_normed = d_values.matmul(widened(head.projection.clone()));
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients { hidden, norm, projection, bias }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{DType, Device};
+    use firebrick_backends::{Precision, PrecisionExt};
+
+    /// As many tiles as a vocabulary of 151,936 has.
+    const TILES: usize = 19;
+
+    #[test]
+    fn gradients_of_normed_rows_in_bf16_are_summed_over_tiles_without_rounding_each_sum() {
+        let mut random = crate::random::Stream::new(1, 0);
+        let shape = [16, 64];
+        // of one sign more often than not, as gradients of a common direction are
+        let mut drawn = || (0..shape[0] * shape[1]).map(|_| random.normal() + 1.0).collect();
+        let device = Device::flex();
+        let parts: Vec<Tensor<2>> = (0..TILES).map(|_| Precision::Bf16.matrix(drawn(), shape, &device)).collect();
+        let values = |tensor: Tensor<2>| tensor.into_data().iter::<f64>().collect::<Vec<_>>();
+        let mut exact = vec![0.0; shape[0] * shape[1]];
+        for part in &parts {
+            exact.iter_mut().zip(values(part.clone())).for_each(|(sum, part)| *sum += part);
+        }
+        let sum = parts.into_iter().fold(None, |sum, part| Some(accumulated(sum, part))).expect("tiles");
+        // as it goes on to the norm
+        let sum = values(stored_as(sum, DType::BF16));
+        let off = |(sum, exact): (&f64, &f64)| (sum - exact).abs() / exact.abs().max(1.0);
+        let most = sum.iter().zip(&exact).map(off).fold(0.0, f64::max);
+        // one rounding to 8 bits, and none of the 18 before
+        assert!(most <= 1.0 / 256.0 + 1e-5, "{most}");
     }
 }

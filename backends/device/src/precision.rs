@@ -1,8 +1,9 @@
 //! [`Precision`] on a device: Burn's float types, matrices of it, casts.
 
 use crate::{Error, Result};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorCreationOptions, TensorData};
+use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorCreationOptions, TensorData, bf16, f16};
 use firebrick_spec::Precision;
+use rayon::prelude::*;
 
 /// A precision on Burn's devices.
 pub trait PrecisionExt: Sized {
@@ -41,12 +42,11 @@ impl PrecisionExt for Precision {
     }
 
     fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> {
-        let data = TensorData::new(values, shape);
-        if !self.is_half() {
-            return dense(data, device);
+        match self {
+            Self::F32 => dense(TensorData::new(values, shape), device),
+            Self::Bf16 => rounded(&values, bf16::from_f32, shape, device),
+            Self::F16 => rounded(&values, f16::from_f32, shape, device),
         }
-        let dtype = self.dtype(device);
-        dense(data.convert_dtype(dtype), (device, dtype))
     }
 
     fn of(dtype: DType) -> Self {
@@ -75,6 +75,17 @@ impl PrecisionExt for Precision {
 /// of any shape.
 pub fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if Precision::of(tensor.dtype()).is_half() { tensor.cast(FloatDType::F32) } else { tensor }
+}
+
+/// A matrix of values that all cores round.
+fn rounded<E: Element>(
+    values: &[f32],
+    round: impl Fn(f32) -> E + Sync + Send,
+    shape: [usize; 2],
+    device: &Device,
+) -> Tensor<2> {
+    let values: Vec<E> = values.par_iter().map(|&value| round(value)).collect();
+    dense(TensorData::new(values, shape), (device, E::dtype()))
 }
 
 /// A tensor in the type that another one is stored in. Differentiable. A tensor of any shape.

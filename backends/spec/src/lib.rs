@@ -15,7 +15,7 @@ pub mod profile;
 pub mod quantized;
 
 pub use backend::Backend;
-pub use capture::CudaGraphs;
+pub use capture::{CudaGraphs, MAX_GRAPHS};
 pub use error::{Error, Result};
 pub use kernels::{Activation, BLOCK_SIZE, KernelTable, Operation, QuantizedProduct};
 pub use links::{Cluster, Link, LinkKind, LinkSpec, MeasuredLinks};

@@ -69,8 +69,8 @@ pub struct RolloutConfig {
     /// Disable graph capture of decoding steps, which does not change tokens. `null`: capture on CUDA, and on other
     /// GPUs with `cudagraph_capture_sizes`. `false`: capture on any GPU, rejected on the CPU.
     pub enforce_eager: Option<bool>,
-    /// Batch sizes captured as graphs, 1 to `max_num_seqs`; smaller batches are padded. `null`: the powers of four
-    /// below `max_num_seqs`, and `max_num_seqs`.
+    /// Batch sizes captured as graphs, 1 to `max_num_seqs`; smaller batches are padded. `null`: multiples of 8 to 64, of
+    /// 32 above, and `max_num_seqs`.
     pub cudagraph_capture_sizes: Option<Vec<usize>>,
     /// Launch a decoding step before the host has read the last tokens, which does not change tokens. `null`: on
     /// hardware GPUs.

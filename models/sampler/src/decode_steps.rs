@@ -5,18 +5,16 @@
 //! A graph reads and writes the buffers that it was recorded with: the inputs, which are overwritten before each
 //! replay, weights and KV pools, which stay where they are as long as a run lasts, and its output, which is copied
 //! after each replay, since the next one may be launched before the host has read the last. Rows are padded to the next
-//! size that is captured, with rows of no sequence.
+//! size that is captured, with rows of no sequence. The graphs of the shapes that came up last are kept.
 
 use super::engine_args::MemoryProbe;
 use super::sampling_params::SamplingParams;
 use burn::tensor::Tensor;
+use firebrick_backends::MAX_GRAPHS;
 use firebrick_backends::kernels::{self, Graph, StepBuffer, StepInputs, StepShape, Truncation};
 use firebrick_models::cache::KvCache;
 use firebrick_models::{Decoder, Error, Result};
-use std::collections::HashMap;
-
-/// Steps of a shape that run kernel by kernel before one is recorded, which takes as long as some four steps.
-const WARMUP_STEPS: usize = 3;
+use std::collections::HashSet;
 
 /// The decoding steps of a run.
 #[derive(Debug)]
@@ -25,16 +23,54 @@ pub(super) struct DecodeSteps {
     sizes: Vec<usize>,
     /// Blocks of a row of block tables at least: see [`StepInputs::new`].
     pub stride: usize,
-    shapes: HashMap<StepShape, Progress>,
+    graphs: RecentGraphs<StepShape, RecordedStep>,
     /// Steps that were replays.
     pub replays: usize,
 }
 
+/// Graphs of the shapes that came up last, at most [`MAX_GRAPHS`], in the order in which they did.
 #[derive(Debug)]
-enum Progress {
-    /// So many steps have run.
-    Seen(usize),
-    Recorded(RecordedStep),
+struct RecentGraphs<S, G> {
+    graphs: Vec<(S, G)>,
+    /// Shapes without a graph of which a step has run. One whose graph was dropped is not among them.
+    seen: HashSet<S>,
+}
+
+/// What becomes of a step.
+#[derive(Debug, PartialEq, Eq)]
+enum Course<'g, G> {
+    /// It runs kernel by kernel: the first of its shape compiles and tunes kernels, and there may be no other.
+    Eager,
+    /// It is recorded.
+    Record,
+    /// It is a replay.
+    Replay(&'g mut G),
+}
+
+impl<S: Clone + Eq + std::hash::Hash, G> RecentGraphs<S, G> {
+    /// The course of the next step, of a shape. Where it is to be recorded, there is room for its graph.
+    fn next(&mut self, shape: &S) -> Course<'_, G> {
+        if let Some(at) = self.graphs.iter().position(|(other, _)| other == shape) {
+            self.graphs[at..].rotate_left(1);
+            let (_, graph) = self.graphs.last_mut().expect("it was found");
+            return Course::Replay(graph);
+        }
+        if self.seen.insert(shape.clone()) {
+            return Course::Eager;
+        }
+        if self.graphs.len() == MAX_GRAPHS {
+            self.graphs.remove(0);
+        }
+        Course::Record
+    }
+
+    /// Keeps the graph of a shape.
+    fn keep(&mut self, shape: S, graph: G) -> &mut G {
+        self.seen.remove(&shape);
+        self.graphs.push((shape, graph));
+        let (_, graph) = self.graphs.last_mut().expect("it was pushed");
+        graph
+    }
 }
 
 /// A graph, and what it reads and writes.
@@ -81,7 +117,7 @@ impl DecodeSteps {
             // a graph's tables have to be as long as they will ever get
             stride: if sizes.is_empty() { 1 } else { longest },
             sizes,
-            shapes: HashMap::new(),
+            graphs: RecentGraphs { graphs: Vec::new(), seen: HashSet::new() },
             replays: 0,
         }
     }
@@ -99,24 +135,18 @@ impl DecodeSteps {
         if !self.sizes.contains(&inputs.rows()) {
             return args.run(&StepBuffer::upload(inputs, args.previous, &device));
         }
-        let progress = self.shapes.entry(inputs.shape()).or_insert(Progress::Seen(0));
-        let recorded = match progress {
-            Progress::Seen(steps) if *steps < WARMUP_STEPS => {
-                *steps += 1;
-                return args.run(&StepBuffer::upload(inputs, args.previous, &device));
-            }
-            Progress::Seen(_) => {
+        let shape = inputs.shape();
+        let recorded = match self.graphs.next(&shape) {
+            Course::Eager => return args.run(&StepBuffer::upload(inputs, args.previous, &device)),
+            Course::Record => {
                 let buffer = StepBuffer::upload(inputs, args.previous, &device);
                 args.memory_probe = MemoryProbe::default();
                 let captured = Graph::capture(&device, || args.run(&buffer));
                 let (graph, tokens) = captured.map_err(|error| failed(&error))?;
-                let recorded = RecordedStep { graph, inputs: buffer, tokens: tokens? };
                 tracing::debug!("captured a decoding step of {} rows", inputs.rows());
-                *progress = Progress::Recorded(recorded);
-                let Progress::Recorded(recorded) = progress else { unreachable!("it was just recorded") };
-                recorded
+                self.graphs.keep(shape, RecordedStep { graph, inputs: buffer, tokens: tokens? })
             }
-            Progress::Recorded(recorded) => {
+            Course::Replay(recorded) => {
                 recorded.inputs.refresh(inputs, args.previous);
                 recorded
             }
@@ -138,6 +168,26 @@ fn failed(error: &firebrick_backends::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shape_is_captured_when_it_comes_up_again_and_the_graphs_of_the_last_shapes_are_kept() {
+        let mut graphs = RecentGraphs { graphs: Vec::new(), seen: HashSet::new() };
+        for shape in 0..MAX_GRAPHS {
+            assert_eq!(graphs.next(&shape), Course::Eager);
+            assert_eq!(graphs.next(&shape), Course::Record);
+            graphs.keep(shape, shape * 10);
+        }
+        assert_eq!(graphs.next(&0), Course::Replay(&mut 0));
+        let new = MAX_GRAPHS;
+        assert_eq!(graphs.next(&new), Course::Eager);
+        assert_eq!(graphs.next(&new), Course::Record);
+        graphs.keep(new, new * 10);
+        assert_eq!(graphs.graphs.len(), MAX_GRAPHS);
+        assert_eq!(graphs.next(&0), Course::Replay(&mut 0));
+        // the one that came up the longest ago begins again
+        assert_eq!(graphs.next(&1), Course::Eager);
+        assert_eq!(graphs.next(&2), Course::Replay(&mut 20));
+    }
 
     #[test]
     fn rows_are_padded_to_the_next_size_that_is_captured() {

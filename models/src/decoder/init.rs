@@ -45,8 +45,7 @@ fn drawn(arch: &Arch, seed: u64, (index, spec): (usize, &ParamSpec), device: &De
     } else if spec.slot.is_norm_or_bias() && !matches!(spec.slot, Slot::Sinks | Slot::RouterBias) {
         vec![0.0; spec.numel()]
     } else {
-        let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
-        (0..spec.numel()).map(|_| stream.normal() * std).collect()
+        Stream::new(seed, INIT_STREAM + index as u64).normals(spec.numel(), std)
     };
     match spec.layout(arch) {
         Some(layout) => NewParam::quantized(&values, layout, device),

@@ -114,7 +114,6 @@ pub(crate) fn fresh_head(arch: &Arch, device: &Device, spec: &ParamSpec, seed: u
 
 fn fresh_value(arch: &Arch, device: &Device, spec: &ParamSpec, seed: u64) -> Tensor<2> {
     let std = arch.initializer_range as f32;
-    let mut stream = Stream::new(seed, INIT_STREAM + VALUE_HEAD);
-    let values = (0..spec.numel()).map(|_| stream.normal() * std).collect();
+    let values = Stream::new(seed, INIT_STREAM + VALUE_HEAD).normals(spec.numel(), std);
     arch.precision.matrix(values, spec.rows_cols(), device)
 }

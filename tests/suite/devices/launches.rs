@@ -7,6 +7,7 @@ use crate::support::fixtures;
 use crate::support::model::{Model, nll_rows};
 use crate::support::report;
 use burn::tensor::{DType, Device, Tensor};
+use firebrick_backends::MAX_GRAPHS;
 use firebrick_backends::kernels::{self, KvPool, SlotMapping, write_kv};
 use firebrick_backends::launches::{LaunchCounts, before_each, count, total};
 use firebrick_backends::memory::{read, read_pools};
@@ -31,6 +32,7 @@ on_gpus! {
     a_pool_that_is_being_made_is_written_in_place,
     joined_matrices_change_no_token,
     steps_that_replay_a_graph_draw_the_same_tokens,
+    more_shapes_than_graphs_are_kept_draw_the_same_tokens,
     a_graph_reads_long_sequences_as_they_grow,
     weights_and_caches_in_8_bits_are_captured_too,
     joined_matrices_save_six_kernels_a_layer,
@@ -130,6 +132,16 @@ fn an_uploaded_matrix_has_no_padding_between_its_rows(device: &Device) {
     let (x, w, norm) = (matrix(5), matrix(64), matrix(1));
     let (_, launches) = count(|| kernels::linear(&kernels::rms_norm(&x, &norm, 1e-6, 0.0), &w));
     assert_eq!(launches_of(&launches, "copy_kernel"), 0, "{launches:?}");
+}
+
+fn more_shapes_than_graphs_are_kept_draw_the_same_tokens(device: &Device) {
+    let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
+    let asked = Asked { new: 48, n: 8, ..RAGGED };
+    let run = |sizes: &[usize]| sample(&model, asked, &SchedulerConfig::new(64), JOINED, sizes);
+    let sizes: Vec<usize> = (1..=2 * MAX_GRAPHS).collect();
+    let (eager, replayed) = (run(&[]), run(&sizes));
+    assert_same(&replayed.samples, &eager.samples);
+    assert!(replayed.stats.graph_replays > 0, "{:?}", replayed.stats);
 }
 
 fn a_graph_reads_long_sequences_as_they_grow(device: &Device) {

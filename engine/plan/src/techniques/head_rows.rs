@@ -9,6 +9,7 @@
 //! | on a GPU whose kernels take the vocabulary in tiles of T: a tile's logits, and its part of the projection's gradient | r T + T d |
 //! | gradient of the projection: this chunk's, and the sum it is added to | 2 V d |
 //! | half precision: both factors of a product in f32 where a kernel makes it; else its narrow result | V d + r d; r V of two bytes |
+//! | tiles in half precision: the normed rows' gradient so far and a tile's part of it, both in f32 | 2 r d in place of one narrow r d |
 //! | rows picked for scoring, normed, and their gradients | 4 r d, and 2 d a scored token |
 
 use super::down;
@@ -98,8 +99,14 @@ impl HeadCost {
             (false, false) => 2,
             (false, true) => 3,
         };
-        let part = self.tile.map_or(0, |tile| self.width * tile * self.d);
+        let part = self.tile.map_or(0, |tile| self.width * tile * self.d + self.summed(r));
         self.logits_bytes(r, copies) + part + self.rows_bytes(r, 4)
+    }
+
+    /// Bytes that the sum over tiles of the gradient of `rows` normed rows takes in f32 beyond one such gradient as
+    /// narrow as they are.
+    fn summed(&self, rows: u64) -> u64 {
+        if self.width == F32 { 0 } else { 2 * F32 * rows * self.d - self.rows_bytes(rows, 1) }
     }
 
     /// True if the gradient makes the logits once more.

@@ -9,7 +9,8 @@
 use crate::ModelPlan;
 use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, Moment, PeakUsage, Shape, Sizes};
 use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
-use firebrick_spec::{Category, CudaGraphs, Home, Operation};
+use firebrick_spec::{Category, CudaGraphs, Home, MAX_GRAPHS, Operation};
+use std::iter::repeat_n;
 
 /// Score-sized tensors while a token is chosen.
 const CHOICE: u64 = 3;
@@ -61,13 +62,13 @@ fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
     Shape::over(Cached::Tokens, rows, ctx.workload.length(), rows)
 }
 
-/// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for
-/// sequences of up to [`SPLIT_LENGTH`] tokens and once more for each doubling of their length, which divides the work
-/// on them otherwise. Nothing else gets the pages that they are on, which the backend's pools make as large as the
-/// largest allocation: a matrix in f32.
+/// Bytes that captured decoding steps keep: the running tensors and the logits of the largest [`MAX_GRAPHS`] of them.
+/// There is one of each size for sequences of up to [`SPLIT_LENGTH`] tokens and one more for each doubling of their
+/// length, which divides the work on them otherwise. Nothing else gets the pages that they are on, which the backend's
+/// pools make as large as the largest allocation: a matrix in f32.
 fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
     let head = HeadCost::new(ctx.arch, 1, ctx.profile);
-    let lengths = 1 + (ctx.workload.length() / SPLIT_LENGTH).checked_ilog2().map_or(0, |n| n + 1);
+    let lengths = 1 + (ctx.workload.length() / SPLIT_LENGTH).checked_ilog2().map_or(0, |n| n as usize + 1);
     let sizes = graphs.sizes(ctx.profile.backend, rows as usize);
     let page = (F32 * ctx.sizes.largest).max(1);
     let step = |size: usize| {
@@ -76,7 +77,8 @@ fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
         let held = ctx.forward(decoding(ctx, rows), 0).device.total() + logits;
         held.next_multiple_of(page)
     };
-    u64::from(lengths) * sizes.into_iter().map(step).sum::<u64>()
+    let largest_first = sizes.into_iter().rev().map(step);
+    largest_first.flat_map(|bytes| repeat_n(bytes, lengths)).take(MAX_GRAPHS).sum()
 }
 
 fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGraphs>, peak: &mut PeakUsage) {

@@ -4,7 +4,7 @@ use super::{HEAD, HIDDEN, LAYERS, held, on_cuda, total, under, workload};
 use crate::MemoryConfig;
 use crate::estimate::{EstimatePhase, Workload};
 use crate::test_support::device;
-use firebrick_spec::{Backend, Category, CudaGraphs, Prepack};
+use firebrick_spec::{Backend, Category, CudaGraphs, MAX_GRAPHS, Prepack};
 
 #[test]
 fn captured_steps_are_counted_and_cost_nothing_where_none_are() {
@@ -21,6 +21,10 @@ fn captured_steps_are_counted_and_cost_nothing_where_none_are() {
     let two = bytes(None, Some(&[4, 8]), Backend::Cuda);
     assert!(eager < one && one < two, "{eager}, {one}, {two}");
     assert!(two < bytes(None, None, Backend::Cuda));
+    // graphs of so many sizes are not kept together
+    let sizes: Vec<usize> = (1..=2 * MAX_GRAPHS).collect();
+    let largest = bytes(None, Some(&sizes[MAX_GRAPHS..]), Backend::Cuda);
+    assert_eq!(bytes(None, Some(&sizes), Backend::Cuda), largest);
     assert_eq!(bytes(None, Some(&[8]), Backend::Cpu), bytes(Some(true), None, Backend::Cpu));
 }
 
