@@ -1,21 +1,17 @@
 //! Kernels of a device, run and compared with their formulas.
 
 use super::check::Check;
+use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
 use firebrick::backends::kernels::check::{KernelCheck, check};
-use firebrick::backends::{DeviceSpec, Error};
 
 /// A check per family of kernels and element type; one that fails if the device cannot be opened.
 pub fn checks(device: DeviceSpec) -> Vec<Check> {
     let both = open(device).and_then(|(opened, info)| Ok((opened, info.device, open(DeviceSpec::CPU)?.0)));
     match both {
         Ok((opened, spec, cpu)) => check(&opened, &cpu).map(|result| line(spec, &result)).collect(),
-        Err(error) => vec![unopened(device, &error)],
+        Err(error) => vec![Check::failed(format!("kernels of {device}"), error.to_string())],
     }
-}
-
-fn unopened(device: DeviceSpec, error: &Error) -> Check {
-    Check::failed(format!("kernels of {device}"), error.to_string())
 }
 
 fn line(device: DeviceSpec, result: &KernelCheck) -> Check {

@@ -53,12 +53,7 @@ pub fn check<'a>(device: &'a Device, cpu: &'a Device) -> impl Iterator<Item = Ke
 /// Largest relative L2 distance in half precision.
 const HALF_TOLERANCE: f64 = 2e-2;
 
-fn run(
-    family: Family,
-    inputs: &Inputs<'_>,
-    cpu: &Device,
-    allowed: f64,
-) -> ([Duration; 2], Result<f64, String>) {
+fn run(family: Family, inputs: &Inputs<'_>, cpu: &Device, allowed: f64) -> ([Duration; 2], Result<f64, String>) {
     let mut times = [Duration::ZERO; 2];
     let mut compared = || {
         let mut results = Vec::new();

@@ -221,7 +221,11 @@ fn without_a_source_the_address_of_the_release_or_of_the_environment_is_taken() 
 
 #[test]
 fn addresses_are_set_in_one_place_and_no_crate_goes_to_a_registry() {
-    let metadata = done(Command::new("cargo").args(["metadata", "--no-deps", "--locked", "--format-version", "1"]).current_dir(project()));
+    let metadata = done(
+        Command::new("cargo")
+            .args(["metadata", "--no-deps", "--locked", "--format-version", "1"])
+            .current_dir(project()),
+    );
     let metadata: serde_json::Value = serde_json::from_str(&metadata).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
     assert!(packages.len() > 15);
@@ -321,7 +325,11 @@ fn a_program_that_does_not_start_and_a_folder_that_cannot_be_written_leave_nothi
 fn a_later_version_replaces_an_earlier_one_whose_program_goes_on_running() {
     let release = Release::new();
     // an earlier version that runs until its input ends
-    release.scripted("0.1.0", "cpu", "if [ $# -eq 0 ]; then read -r line; echo \"0.1.0 $line\"; else echo firebrick 0.1.0; fi");
+    release.scripted(
+        "0.1.0",
+        "cpu",
+        "if [ $# -eq 0 ]; then read -r line; echo \"0.1.0 $line\"; else echo firebrick 0.1.0; fi",
+    );
     release.scripted("0.2.0", "cpu", "echo firebrick 0.2.0");
     assert!(release.install_here(&["--version", "0.1.0"]).status.success());
     let mut running = Command::new(release.installed());
