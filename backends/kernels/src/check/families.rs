@@ -107,7 +107,7 @@ fn quantized(x: &Inputs<'_>) -> Vec<Tensor<2>> {
         return vec![rows.matmul(rounded.transpose())];
     }
     // of the CPU's matrices only those in f32
-    let packed = PackedWeights::quantize(&w).expect("this family is only checked where there is a kernel");
+    let packed = PackedWeights::quantize(&w).expect("devices without this kernel are not checked for it");
     vec![packed.linear(&rows)]
 }
 
