@@ -101,11 +101,8 @@ fn a_profile_has_steps_phases_kernels_and_memory_and_changes_no_number() {
 
 #[test]
 fn the_doctor_finds_a_device_and_says_what_an_empty_path_lacks() {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_firebrick"))
-        .args(["doctor", "--json"])
-        .env("PATH", "")
-        .output()
-        .unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_firebrick")).args(["doctor", "--json"]).env("PATH", "").output().unwrap();
     let checks: Vec<Value> = serde_json::from_str(&succeeded(&output)).unwrap();
     let of = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap();
     assert_eq!(of("cpu")["status"], "ok");
@@ -146,7 +143,7 @@ fn a_home_that_cannot_be_written_to_stops_no_run() {
     succeeded(&within(program(&["new", "--model", "tiny", "--output", configuration.to_str().unwrap()])));
     let report = succeeded(&within(program(&["doctor"])));
     assert!(report.contains("cache") && report.contains("cannot be written to"), "{report}");
-    super::refused(&within(program(&["generate", "--model", "owner/none", "--prompt", "a"])), &["HF_HOME"]);
+    refused(&within(program(&["generate", "--model", "owner/none", "--prompt", "a"])), &["HF_HOME"]);
 }
 
 #[test]
