@@ -10,7 +10,7 @@
 # --prefix FOLDER the program goes to FOLDER/bin (default: ~/.local)
 set -eu
 
-# packaging/release writes its FIREBRICK_URL here
+# packaging/release writes the address of its release here
 default_url=
 
 fail() {
@@ -126,19 +126,27 @@ found=$(checksum "$work/$archive")
 name=${archive%.tar.gz}
 # this one file alone, whatever else the archive holds
 tar -xzf "$work/$archive" -C "$work" "$name/firebrick" || fail "$archive has no $name/firebrick. Nothing was installed"
-said=$("$work/$name/firebrick" -V 2>&1) ||
-    fail "the program does not start on this machine: $said
+installed=$("$work/$name/firebrick" -V 2>&1) || {
+    case "$installed" in
+    *GLIBC_*) why="it needs a later C library than this system's ($(getconf GNU_LIBC_VERSION 2>/dev/null || echo 'not glibc'))" ;;
+    *) why="the program does not start on this machine" ;;
+    esac
+    fail "$why: $installed
 Nothing was installed; build from source: cargo install --path . --locked"
+}
 
 mkdir -p "$prefix/bin" 2>/dev/null && [ -w "$prefix/bin" ] ||
     fail "$prefix/bin cannot be written; name another folder with --prefix"
+[ ! -d "$prefix/bin/firebrick" ] || fail "$prefix/bin/firebrick is a folder; remove it, or name another folder with --prefix"
+# what this replaces, if it still starts
+before=$("$prefix/bin/firebrick" -V 2>/dev/null) || before=
 # aside and renamed, so that a running program is not written into
 cp "$work/$name/firebrick" "$prefix/bin/.firebrick.$$" && chmod 755 "$prefix/bin/.firebrick.$$" &&
     mv "$prefix/bin/.firebrick.$$" "$prefix/bin/firebrick" || {
     rm -f "$prefix/bin/.firebrick.$$"
     fail "cannot write $prefix/bin/firebrick"
 }
-echo "installed $said ($features) as $prefix/bin/firebrick"
+echo "installed $installed ($features) as $prefix/bin/firebrick${before:+, which was $before}"
 case ":$PATH:" in
 *":$prefix/bin:"*) ;;
 *) echo "$prefix/bin is not in PATH; add it: export PATH=\"$prefix/bin:\$PATH\"" ;;

@@ -36,6 +36,7 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let commit = option_env!("FIREBRICK_COMMIT").unwrap_or("unknown (built without FIREBRICK_COMMIT)");
     let optional = [
         ("cuda", cfg!(feature = "cuda")),
+        ("kernel-cache", cfg!(feature = "kernel-cache")),
         ("metal", cfg!(feature = "metal")),
         ("mpi", cfg!(feature = "mpi")),
         ("trackio", cfg!(feature = "trackio")),
@@ -500,6 +501,9 @@ pub struct DevicesArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// Also run each family of kernels on this device (such as `cuda` or `cpu`), and compare it with its formula
+    #[arg(long)]
+    pub device: Option<DeviceSpec>,
     /// Folder for runs, to check its disk
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub output: PathBuf,

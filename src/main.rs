@@ -22,6 +22,7 @@ use arguments::{Arguments, Command};
 use firebrick::backends::allocator::{CountingAllocator, keep_freed_memory, on_refusal};
 use firebrick::backends::device::panic_message;
 use firebrick::backends::environment::without_display_server;
+use firebrick::backends::kernel_cache;
 use firebrick::backends::out_of_memory::OutOfMemory;
 use firebrick::engine::config::Mode;
 use log::Log;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     progress::show_downloads();
+    kernel_cache::enable();
     // Panics of a backend are caught at phase boundaries and reported as errors; their own output helps only
     // debugging. They are log lines, so that a live view keeps its screen.
     if std::env::var_os("RUST_BACKTRACE").is_none() {

@@ -5,8 +5,8 @@ pub mod profile;
 pub use firebrick_collectives as collective;
 pub use firebrick_device::{
     DeviceInfo, DeviceSpec, Error, PrecisionExt, Result, accounts, allocation_trace, allocator, device, device_lost,
-    driver_memory, environment, error, host, launches, memory, out_of_memory, precision, quantized, toolkit, trace,
-    transfer,
+    driver_memory, environment, error, host, kernel_cache, launches, memory, out_of_memory, precision, quantized,
+    toolkit, trace, transfer,
 };
 pub use firebrick_kernels as kernels;
 pub use firebrick_spec::{MAX_GRAPHS, Precision};

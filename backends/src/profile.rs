@@ -78,16 +78,9 @@ fn cached(info: &DeviceInfo) -> Option<DeviceProfile> {
         .ok()
 }
 
-/// The folder that profiles are kept in, by the platform's custom.
+/// The folder that profiles are kept in.
 fn folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let base = set("XDG_CACHE_HOME")
-        .or_else(|| {
-            let mac = cfg!(target_os = "macos");
-            set("HOME").map(|home| home.join(if mac { "Library/Caches" } else { ".cache" }))
-        })
-        .or_else(|| set("LOCALAPPDATA"))?;
-    Some(base.join("firebrick").join("devices"))
+    Some(firebrick_device::environment::cache_folder()?.join("devices"))
 }
 
 fn file_name(device: DeviceSpec, name: &str) -> String {

@@ -1,13 +1,16 @@
 //! `firebrick doctor`.
 
 use crate::arguments::DoctorArgs;
-use crate::doctor::{Check, Machine, Status, checks};
+use crate::doctor::{Check, Machine, Status, checks, kernel_checks};
 use crate::output;
 use firebrick::backends::device::probe;
 use std::fmt::Write;
 
 pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
-    let checks = checks(&Machine::this(), &probe(), &args.output);
+    let mut checks = checks(&Machine::this(), &probe(), &args.output);
+    if let Some(device) = args.device {
+        checks.extend(kernel_checks(device));
+    }
     output::print_as(args.json, &checks, || report(&checks))?;
     let failed = checks.iter().find(|check| check.status == Status::Failed);
     match failed {

@@ -2,6 +2,7 @@
 
 mod check;
 mod devices;
+mod kernels;
 mod machine;
 mod nvidia;
 mod programs;
@@ -13,11 +14,13 @@ mod vulkan;
 mod tests;
 
 pub use check::{Check, Status};
+pub use kernels::checks as kernel_checks;
 pub use machine::Machine;
 pub use storage::free_disk;
 
 use firebrick::backends::collective::Nccl;
 use firebrick::backends::device::{Backend, BackendReport, is_built};
+use firebrick::backends::kernel_cache;
 use std::path::Path;
 
 /// All checks of a machine whose backends have been probed, for runs in folders like `output`.
@@ -30,6 +33,9 @@ pub fn checks(machine: &Machine, reports: &[BackendReport], output: &Path) -> Ve
         checks.push(system::memory(machine));
     }
     checks.extend([storage::run_folder(output), storage::cache(machine)]);
+    if is_built(Backend::Cuda) || is_built(Backend::Vulkan) {
+        checks.push(storage::kernel_cache(kernel_cache::folder().as_deref()));
+    }
     checks.extend([programs::python(machine), programs::mpi(machine)]);
     checks
 }

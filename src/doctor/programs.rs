@@ -37,6 +37,7 @@ pub fn install(feature: &str) -> String {
         ("vulkan", cfg!(feature = "vulkan")),
         ("metal", cfg!(feature = "metal")),
         ("mpi", cfg!(feature = "mpi")),
+        ("kernel-cache", cfg!(feature = "kernel-cache")),
     ];
     let wanted = built.iter().filter(|(name, is)| *is || *name == feature);
     install_with(wanted.map(|(name, _)| *name).collect())

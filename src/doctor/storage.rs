@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::machine::Machine;
+use super::programs::install;
 use firebrick::engine::plan::size::Bytes;
 use std::path::{Path, PathBuf};
 
@@ -91,5 +92,21 @@ pub fn cache(machine: &Machine) -> Check {
             .mended_by("export HF_HOME=/path/with/space XDG_CACHE_HOME=/path/with/space"),
         None if little => Check::warning(NAME, finding).mended_by("export HF_HOME=/path/with/space"),
         None => Check::ok(NAME, finding),
+    }
+}
+
+/// The folder of compiled kernels, and its size.
+pub fn kernel_cache(folder: Option<&Path>) -> Check {
+    const NAME: &str = "kernel cache";
+    let Some(folder) = folder else {
+        return Check::missing(NAME, "this build has none: every process compiles its kernels again")
+            .mended_by(install("kernel-cache"));
+    };
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = files.filter_map(|file| Some(file.metadata().ok()?.len())).sum();
+    match write_error(&existing(folder)) {
+        Some(error) => Check::warning(NAME, format!("{} cannot be written to: {error}", folder.display()))
+            .mended_by("export XDG_CACHE_HOME=/path/with/space"),
+        None => Check::ok(NAME, format!("{} in {}", Bytes(bytes), folder.display())),
     }
 }

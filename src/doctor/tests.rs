@@ -238,6 +238,22 @@ fn a_cache_needs_a_folder_that_can_be_written_to() {
     assert!(finding.found.contains(temp.path().to_str().unwrap()), "{finding:?}");
 }
 
+#[test]
+fn compiled_kernels_are_counted_in_bytes_and_need_a_folder_that_can_be_written_to() {
+    is(&storage::kernel_cache(None), Status::Missing, "compiles its kernels again", Some("kernel-cache"));
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("firebrick.db");
+    is(&storage::kernel_cache(Some(&temp.path().join("not/yet"))), Status::Ok, "0 B in", None);
+    std::fs::write(&file, vec![0; 2048]).unwrap();
+    is(&storage::kernel_cache(Some(temp.path())), Status::Ok, "2.00 KiB in", None);
+    is(
+        &storage::kernel_cache(Some(&file.join("kernels"))),
+        Status::Warning,
+        "cannot be written to",
+        Some("XDG_CACHE_HOME"),
+    );
+}
+
 #[cfg(unix)]
 #[test]
 fn programs_are_looked_for_in_path_and_asked_for_their_version() {

@@ -1,7 +1,7 @@
-//! Environment variables that drivers read.
+//! Environment variables: those that drivers read, and the user's cache folder.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Keeps Mesa from writing errors about a missing display server to stderr. A program calls this first, while it has
 /// one thread.
@@ -33,6 +33,18 @@ fn names_compositor<S: AsRef<OsStr>>(variable: impl Fn(&str) -> Option<S>) -> bo
 /// Returns true if this is the process's only thread, as far as Linux says.
 fn has_one_thread() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+}
+
+/// The folder for measurements and compiled kernels, by the platform's custom. `None` if no variable names one.
+pub fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CACHE_HOME")
+        .or_else(|| {
+            let mac = cfg!(target_os = "macos");
+            set("HOME").map(|home| home.join(if mac { "Library/Caches" } else { ".cache" }))
+        })
+        .or_else(|| set("LOCALAPPDATA"))?;
+    Some(base.join("firebrick"))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod driver_memory;
 pub mod environment;
 pub mod error;
 pub mod host;
+pub mod kernel_cache;
 pub mod launches;
 pub mod memory;
 pub mod out_of_memory;

@@ -13,6 +13,7 @@
 
 mod autodiff;
 mod backend;
+pub mod check;
 mod choice;
 mod clamped_swiglu;
 mod cpu;

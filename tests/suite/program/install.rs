@@ -2,6 +2,7 @@
 
 use super::program;
 use crate::support::project;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -159,8 +160,17 @@ fn the_same_program_gives_the_same_archive() {
     assert_eq!(list(&one), list(&other));
 }
 
+/// A component of a bill of materials, as `cargo tree` prints it. Crates of a registry have a checksum.
+fn named(component: &serde_json::Value) -> String {
+    let [name, version] = ["name", "version"].map(|key| component[key].as_str().unwrap());
+    let ours = name.starts_with("firebrick-") || ["math-answer", "cubecl-llvm"].contains(&name);
+    assert!(ours || component["hashes"][0]["content"].as_str().is_some_and(|sum| sum.len() == 64), "{component}");
+    assert!(component["licenses"][0]["expression"].is_string(), "{component}");
+    format!("{name} v{version}")
+}
+
 #[test]
-fn an_archive_has_a_page_whose_commands_are_the_programs() {
+fn an_archive_has_a_list_of_its_crates_and_a_page_whose_commands_are_the_programs() {
     let release = released();
     let name = format!("firebrick-{}-{}-cpu", env!("CARGO_PKG_VERSION"), target());
     let archive = release.dist().join(format!("{name}.tar.gz"));
@@ -168,6 +178,17 @@ fn an_archive_has_a_page_whose_commands_are_the_programs() {
     let folder = release.path(&name);
     let page = fs::read_to_string(folder.join("README.md")).unwrap();
     assert!(page.starts_with(&format!("# Firebrick {}\n", env!("CARGO_PKG_VERSION"))), "{page}");
+    let parts: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(folder.join("firebrick.cdx.json")).unwrap()).unwrap();
+    assert_eq!(parts["metadata"]["component"]["version"], env!("CARGO_PKG_VERSION"));
+    let listed: BTreeSet<String> = parts["components"].as_array().unwrap().iter().map(named).collect();
+    let mut tree = Command::new("cargo");
+    tree.args(["tree", "--locked", "--no-default-features", "--edges", "normal,build", "--prefix", "none"]);
+    let tree = done(tree.current_dir(project()));
+    for line in tree.lines().filter(|line| !line.is_empty() && !line.starts_with("firebrick v")) {
+        let [name, version] = [0, 1].map(|i| line.split(' ').nth(i).unwrap());
+        assert!(listed.contains(&format!("{name} {version}")), "{line} is not in the bill of materials");
+    }
     let commands = page.lines().filter(|line| line.starts_with("./firebrick "));
     let commands: Vec<Vec<&str>> = commands.map(|line| line.split(' ').skip(1).collect()).collect();
     assert_eq!(commands.len(), 3, "{page}");
@@ -196,6 +217,37 @@ fn without_a_source_the_address_of_the_release_or_of_the_environment_is_taken() 
     assert!(install(&script, release.dist().to_str().unwrap()).status.success());
     let packed = packed("/bin/true", release.dist());
     assert!(install(&packed.dist().join("install.sh"), "").status.success());
+}
+
+#[test]
+fn addresses_are_set_in_one_place_and_no_crate_goes_to_a_registry() {
+    let metadata = done(
+        Command::new("cargo")
+            .args(["metadata", "--no-deps", "--locked", "--format-version", "1"])
+            .current_dir(project()),
+    );
+    let metadata: serde_json::Value = serde_json::from_str(&metadata).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    assert!(packages.len() > 15);
+    for package in packages {
+        for key in ["repository", "homepage", "documentation"] {
+            assert_eq!(package[key], packages[0][key], "{}: {key}", package["name"]);
+            let address = package[key].as_str().unwrap();
+            assert!(address.is_empty() || address.starts_with("https://"), "{address}");
+        }
+        // its `[patch.crates-io]` would stay behind
+        assert_eq!(package["publish"], serde_json::json!([]), "{}", package["name"]);
+    }
+}
+
+/// Kernels choose wider instructions at run time, so that the program starts on every processor of its architecture.
+#[test]
+fn the_program_is_compiled_for_the_oldest_processor_of_its_architecture() {
+    let settings = ["Cargo.toml", ".cargo/config.toml", "packaging/release", "packaging/wheel", "pyproject.toml"];
+    for file in settings {
+        let text = fs::read_to_string(project().join(file)).unwrap();
+        assert!(!text.contains("target-cpu") && !text.contains("target-feature"), "{file}");
+    }
 }
 
 #[test]
@@ -257,11 +309,38 @@ fn what_is_not_there_and_what_is_there_more_than_once_is_said() {
 fn a_program_that_does_not_start_and_a_folder_that_cannot_be_written_leave_nothing() {
     let release = Release::new();
     release.scripted("0.1.0", "cpu", "echo 'GLIBC_9.99 not found' >&2; exit 1");
-    failed(&release.install_here(&[]), &["does not start", "GLIBC_9.99", "cargo install"]);
+    failed(&release.install_here(&[]), &["later C library", "GLIBC_9.99", "cargo install"]);
+    release.scripted("0.1.1", "cpu", "echo 'Illegal instruction' >&2; exit 132");
+    failed(&release.install_here(&["--version", "0.1.1"]), &["does not start", "Illegal instruction"]);
     assert!(!release.path("prefix").exists());
     release.scripted("0.2.0", "cpu", "echo firebrick");
+    fs::create_dir_all(release.installed()).unwrap();
+    failed(&release.install_here(&["--version", "0.2.0"]), &["is a folder", "--prefix"]);
+    fs::remove_dir_all(release.path("prefix")).unwrap();
     fs::write(release.path("prefix"), "a file").unwrap();
     failed(&release.install_here(&["--version", "0.2.0"]), &["cannot be written", "--prefix"]);
+}
+
+#[test]
+fn a_later_version_replaces_an_earlier_one_whose_program_goes_on_running() {
+    let release = Release::new();
+    // an earlier version that runs until its input ends
+    release.scripted(
+        "0.1.0",
+        "cpu",
+        "if [ $# -eq 0 ]; then read -r line; echo \"0.1.0 $line\"; else echo firebrick 0.1.0; fi",
+    );
+    release.scripted("0.2.0", "cpu", "echo firebrick 0.2.0");
+    assert!(release.install_here(&["--version", "0.1.0"]).status.success());
+    let mut running = Command::new(release.installed());
+    let running = running.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let output = release.install_here(&["--version", "0.2.0"]);
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(message.contains("installed firebrick 0.2.0") && message.contains("was firebrick 0.1.0"), "{message}");
+    assert_eq!(done(&mut Command::new(release.installed())), "firebrick 0.2.0\n");
+    running.stdin.as_ref().unwrap().write_all(b"ends\n").unwrap();
+    let ended = running.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "0.1.0 ends\n");
 }
 
 #[test]

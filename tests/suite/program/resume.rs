@@ -217,6 +217,17 @@ fn a_run_that_has_ended_says_that_there_is_nothing_to_train_and_stays_as_it_is()
     assert!(stderr(&again).contains("raise sft.epochs"), "{}", stderr(&again));
 }
 
+#[test]
+fn a_run_of_another_version_is_refused_by_its_folder_with_the_way_on() {
+    let bench = Bench::new();
+    succeeded(&bench.firebrick("train", &["trainer.steps=1"]));
+    bench.write("run/config.yaml", &format!("gone_key: 3\n{}", bench.read("run/config.yaml")));
+    let again = bench.firebrick("train", &["trainer.steps=2", "--resume"]);
+    let folder = bench.path("run");
+    refused(&again, &[folder.to_str().unwrap(), "of another version", "gone_key", "set model.path"]);
+    succeeded(&firebrick(&["report", folder.to_str().unwrap()]));
+}
+
 /// Whether every log-prob under a checkpoint's model is a number.
 fn works(bench: &Bench, checkpoint: &str) -> bool {
     let input = bench.write("ids.jsonl", "{\"input_ids\": [3, 4, 5, 6]}\n");

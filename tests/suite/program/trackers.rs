@@ -1,9 +1,10 @@
 //! Trackers and profiles of a whole run: what they leave, and that they change nothing else.
 
 use super::runs::metrics;
-use super::{Bench, firebrick, stderr, succeeded};
+use super::{Bench, firebrick, program, refused, stderr, succeeded};
 use serde_json::Value;
 use std::path::Path;
+use std::process::Command;
 
 /// A run with these trackers, in a folder of its own.
 fn tracked(bench: &Bench, run: &str, trackio: &Path, args: &[&str]) -> String {
@@ -79,7 +80,7 @@ fn a_quiet_run_says_nothing_and_an_unknown_tracker_is_refused() {
     let told: Vec<&str> = said.lines().filter(|line| !line.contains("WARN")).collect();
     assert_eq!(told, [""; 0], "{said}");
     let output = bench.firebrick("train", &["trainer.logger=[console, wandb]"]);
-    super::refused(&output, &["trainer.logger", "tensorboard, trackio"]);
+    refused(&output, &["trainer.logger", "tensorboard, trackio"]);
 }
 
 #[test]
@@ -100,8 +101,7 @@ fn a_profile_has_steps_phases_kernels_and_memory_and_changes_no_number() {
 
 #[test]
 fn the_doctor_finds_a_device_and_says_what_an_empty_path_lacks() {
-    let output =
-        std::process::Command::new(super::program_path()).args(["doctor", "--json"]).env("PATH", "").output().unwrap();
+    let output = Command::new(super::program_path()).args(["doctor", "--json"]).env("PATH", "").output().unwrap();
     let checks: Vec<Value> = serde_json::from_str(&succeeded(&output)).unwrap();
     let of = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap();
     assert_eq!(of("cpu")["status"], "ok");
@@ -111,6 +111,38 @@ fn the_doctor_finds_a_device_and_says_what_an_empty_path_lacks() {
     }
     let told = succeeded(&firebrick(&["doctor"]));
     assert!(told.contains("run folder") && told.contains("auto"), "{told}");
+}
+
+#[test]
+fn the_doctor_runs_the_kernels_of_a_device_and_holds_them_to_their_formulas() {
+    let output = firebrick(&["doctor", "--device", "cpu", "--json"]);
+    let checks: Vec<Value> = serde_json::from_str(&succeeded(&output)).unwrap();
+    for family in ["linear", "norm", "rotary", "attention", "paged attention", "scores", "sampling", "delta rule"] {
+        let check = checks.iter().find(|check| check["name"] == format!("cpu {family} f32")).expect(family);
+        assert_eq!(check["status"], "ok", "{check}");
+        assert!(check["found"].as_str().unwrap().contains("from the formula"), "{check}");
+    }
+    let output = firebrick(&["doctor", "--device", "cuda:99"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("kernels of cuda:99"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_home_that_cannot_be_written_to_stops_no_run() {
+    let bench = Bench::new();
+    let home = bench.write("file", "");
+    let within = |mut command: Command| {
+        for name in ["XDG_CACHE_HOME", "HF_HOME", "LOCALAPPDATA"] {
+            command.env_remove(name);
+        }
+        command.env("HOME", &home).output().unwrap()
+    };
+    succeeded(&within(bench.command("train", &["trainer.steps=1"])));
+    let configuration = bench.path("new.yaml");
+    succeeded(&within(program(&["new", "--model", "tiny", "--output", configuration.to_str().unwrap()])));
+    let report = succeeded(&within(program(&["doctor"])));
+    assert!(report.contains("cache") && report.contains("cannot be written to"), "{report}");
+    refused(&within(program(&["generate", "--model", "owner/none", "--prompt", "a"])), &["HF_HOME"]);
 }
 
 #[test]

@@ -58,8 +58,8 @@ fn inverse_cdf(z: Tensor<2>, uniforms: Option<&[f32]>) -> Vec<SampledToken> {
             let cumulative = exp.cumsum(1);
             // the sum's own rounding may differ from the running sum's: scale by the latter's end
             let end = cumulative.clone().narrow(1, vocab - 1, 1);
-            let uniforms = TensorData::new(uniforms.to_vec(), [rows, 1]);
-            let threshold = end * Tensor::<2>::from_data(uniforms, &z.device());
+            let uniforms = TensorData::new(uniforms.to_vec(), [rows, 1]).convert_dtype(z.dtype());
+            let threshold = end * Tensor::<2>::from_data(uniforms, (&z.device(), z.dtype()));
             // the first token at or above the threshold: as many as stand below it
             cumulative.lower(threshold).int().sum_dim(1)
         }

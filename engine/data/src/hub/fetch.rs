@@ -44,6 +44,8 @@ enum Failure {
     Status(u16),
     /// It was not reached, or its answer was not understood.
     Unreachable(String),
+    /// The cache cannot be written to.
+    Cache(std::io::Error),
 }
 
 impl Hub {
@@ -146,7 +148,7 @@ impl Hub {
                 },
                 // the partial file cannot be continued
                 Err(Failure::Status(416)) => self.discard_parts(name),
-                Err(failure @ Failure::Status(_)) => {
+                Err(failure @ (Failure::Status(_) | Failure::Cache(_))) => {
                     return Err(name.error(self.failure_message(name, failure, None)));
                 }
                 Err(Failure::Unreachable(why)) => last = why,
@@ -184,6 +186,10 @@ impl Hub {
                 let cache = cache.map_or(String::new(), |cache| format!(", and {cache}"));
                 advice(name, &format!("{} cannot be reached ({why}){cache}", self.endpoint()))
             }
+            Failure::Cache(error) => format!(
+                "the cache {} cannot be written to: {error}; set HF_HOME to a folder with space",
+                self.folder.display()
+            ),
             Failure::Status(401 | 403) => format!(
                 "the Hub refused it: it does not exist, is private, or is gated. Check the name (there is no local folder \
                  {repo} either), accept its terms at {}/{repo}, and set HF_TOKEN to a token that may read it",
@@ -263,6 +269,12 @@ fn sha256(path: &Path) -> std::io::Result<String> {
     Ok(hex::encode(hasher.finalize()))
 }
 
+/// Returns true for errors of a folder that another attempt meets again.
+fn is_of_folder(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), NotADirectory | PermissionDenied | QuotaExceeded | ReadOnlyFilesystem | StorageFull)
+}
+
 /// Removes a file and, if it is a link, what it points to.
 fn discard(path: &Path) {
     // a missing file is fine
@@ -285,6 +297,7 @@ impl From<ApiError> for Failure {
             ApiError::LockAcquisition(path) => {
                 Self::Unreachable(format!("another process is downloading it (it holds {})", path.display()))
             }
+            ApiError::IoError(error) if is_of_folder(&error) => Self::Cache(error),
             other => Self::Unreachable(other.to_string()),
         }
     }

@@ -145,7 +145,13 @@ impl Session {
 
     /// Rejects a configuration that differs from the run's. Files may have moved.
     fn check_same_run(&self, run: &RunDir, now: &Inputs) -> Result<()> {
-        let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
+        let earlier = crate::config::parse(&run.config_yaml()?, &[]).map_err(|error| Error::Resume {
+            path: run.path().to_owned(),
+            detail: format!(
+                "its config.yaml is of another version ({error}). Continue the run with that version, or start another \
+                 one from the last checkpoint: set model.path to its folder `model`, and another output"
+            ),
+        })?;
         let kept = Inputs::kept(run)?.unwrap_or_default();
         check_resume_compat(&earlier, &self.config, self.mode, &kept.same(now))?;
         let moved = kept.moved(now);

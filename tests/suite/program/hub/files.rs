@@ -49,6 +49,14 @@ fn weights_that_are_others_than_the_hub_states_are_refused_and_not_kept() {
     assert!(snapshot.join("config.json").exists());
 }
 
+#[test]
+fn a_cache_that_cannot_be_written_to_is_named_at_once() {
+    let (bench, hub) = (Bench::new(), Hub::serve(repos()));
+    let file = bench.write("file", "");
+    let cache = file.join("hub");
+    refused(&generate(&hub, &file), &[cache.to_str().unwrap(), "cannot be written to", "set HF_HOME"]);
+}
+
 /// A configuration whose model, critic and rows are of the Hub.
 fn configured(bench: &Bench, command: &str, more: &[&str]) -> Command {
     let settings = [

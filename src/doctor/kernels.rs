@@ -1,0 +1,26 @@
+//! Kernels of a device, run and compared with their formulas.
+
+use super::check::Check;
+use firebrick::backends::DeviceSpec;
+use firebrick::backends::device::open;
+use firebrick::backends::kernels::check::{KernelCheck, check};
+
+/// A check per family of kernels and element type; one that fails if the device cannot be opened.
+pub fn checks(device: DeviceSpec) -> Vec<Check> {
+    let both = open(device).and_then(|(opened, info)| Ok((opened, info.device, open(DeviceSpec::CPU)?.0)));
+    match both {
+        Ok((opened, spec, cpu)) => check(&opened, &cpu).map(|result| line(spec, &result)).collect(),
+        Err(error) => vec![Check::failed(format!("kernels of {device}"), error.to_string())],
+    }
+}
+
+fn line(device: DeviceSpec, result: &KernelCheck) -> Check {
+    let name = format!("{device} {} {}", result.name, result.dtype);
+    match &result.outcome {
+        Ok(distance) => {
+            let [first, second] = result.times.map(|time| 1e3 * time.as_secs_f64());
+            Check::ok(name, format!("first call {first:.1} ms, second {second:.2} ms, {distance:.0e} from the formula"))
+        }
+        Err(error) => Check::failed(name, error.as_str()),
+    }
+}
