@@ -2,9 +2,9 @@
 //! time, in the backward pass again.
 
 use super::autodiff::KernelBackend;
-use super::experts::{ExpertInput, ExpertRows};
 use super::quantized_linear::{Matrices, Rows, multiply};
 use burn::tensor::Tensor;
+use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 use firebrick_spec::QuantizedLayout;
 use std::ops::Range;
 
