@@ -13,8 +13,8 @@ use std::mem::MaybeUninit;
 /// Bytes from which a tensor gets pages of its own.
 const LARGE: usize = 1 << 20;
 
-/// A tensor of zeros without autodiff. On the CPU a large tensor gets pages from the system, which take memory as soon as they
-/// are written: the global allocator would write zeros to memory that was used before, and so take all of it.
+/// A tensor of zeros. On the CPU a large one without autodiff gets pages from the system, which take memory as soon as
+/// they are written: the global allocator would write zeros to memory that was used before, and so take all of it.
 pub fn zeros<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
     match pages(&shape, dtype, device) {
         Some(tensor) => Tensor::from_primitive::<Flex>(tensor),

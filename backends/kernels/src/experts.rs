@@ -12,6 +12,26 @@ use burn::tensor::Tensor;
 use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 use std::ops::Range;
 
+/// The experts' input, sorted: `[rows, width]`.
+pub(super) fn sorted(x: Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
+    let [tokens, _] = rows.indices();
+    match reads {
+        ExpertInput::Tokens => x.select(0, tokens.clone()),
+        ExpertInput::Sorted => x,
+    }
+}
+
+/// The gradient of the input, given that of sorted rows, `[rows, width]`.
+pub(super) fn unsorted(g: Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
+    if reads == ExpertInput::Sorted {
+        return g;
+    }
+    let ([all, width], per_token) = (g.dims(), rows.per_token());
+    let [_, places] = rows.indices();
+    let by_choice = g.select(0, places.clone()).reshape([all / per_token, per_token, width]);
+    by_choice.sum_dim(1).reshape([all / per_token, width])
+}
+
 /// [`super::expert_linear`] in tensor operations.
 pub(super) fn linear<B: KernelBackend>(
     x: &Tensor<2>,
@@ -106,7 +126,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product {
 
     fn forward(&self, [x, w]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
         let saved = [self.trains.then(|| x.clone()), Some(w.clone())];
-        let (x, w): (Tensor<2>, Tensor<2>) = (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
+        let (x, w): (Tensor<2>, Tensor<2>) = (sorted(B::tensor(x), &self.rows, self.reads), B::tensor(w));
         let of = |(expert, rows): (usize, Range<usize>)| {
             let x = x.clone().narrow(0, rows.start, rows.len());
             matmul(&x, &self.matrix(&w, expert), Transposed::Right)
@@ -122,12 +142,12 @@ impl<B: KernelBackend> Kernel<B, 2> for Product {
         let dx = || {
             let product = |(expert, rows)| matmul(&of(&g, &rows), &self.matrix(&w, expert), Transposed::Neither);
             let products = self.rows.used().map(product).collect();
-            B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
+            B::primitive(unsorted(Tensor::cat(products, 0), &self.rows, self.reads))
         };
         // a weight that is neither leaf nor constant would silently lose its gradient
         assert!(x.is_some() || !wanted[1], "the matrices of kernels::expert_linear must be a leaf or a constant");
         let dw = |x: FloatTensor<B>| {
-            let x: Tensor<2> = self.rows.sorted(B::tensor(x), self.reads);
+            let x: Tensor<2> = sorted(B::tensor(x), &self.rows, self.reads);
             let (out, [_, inner]) = (self.outputs(&w), x.dims());
             let product = |(_, rows): (usize, Range<usize>)| {
                 if rows.is_empty() {

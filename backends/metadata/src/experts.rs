@@ -117,29 +117,6 @@ pub enum ExpertInput {
     Sorted,
 }
 
-impl ExpertRows {
-    /// The experts' input, sorted: `[rows, width]`.
-    pub fn sorted(&self, x: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
-        let [tokens, _] = &self.indices;
-        match reads {
-            ExpertInput::Tokens => x.select(0, tokens.clone()),
-            ExpertInput::Sorted => x,
-        }
-    }
-
-    /// The gradient of the input, given that of sorted rows, `[rows, width]`.
-    pub fn unsorted(&self, g: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
-        if reads == ExpertInput::Sorted {
-            return g;
-        }
-        let ([rows, width], per_token) = (g.dims(), self.per_token);
-        let [_, places] = &self.indices;
-        let by_choice = g.select(0, places.clone());
-        let by_choice = by_choice.reshape([rows / per_token, per_token, width]);
-        by_choice.sum_dim(1).reshape([rows / per_token, width])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

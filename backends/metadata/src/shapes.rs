@@ -21,17 +21,6 @@ pub enum Transposed {
     Right,
 }
 
-impl Transposed {
-    /// The product in tensor operations.
-    pub fn matmul(self, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
-        match self {
-            Self::Neither => a.matmul(b),
-            Self::Left => a.transpose().matmul(b),
-            Self::Right => a.matmul(b.transpose()),
-        }
-    }
-}
-
 /// Heads of rows `[queries | keys | values]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JoinedHeads {
@@ -131,33 +120,6 @@ pub struct Scaling {
     pub temperature: f64,
     /// Soft-cap: they become `cap · tanh(logit / cap)` first.
     pub softcap: Option<f64>,
-}
-
-impl Scaling {
-    /// Scaled logits, in tensor operations.
-    pub fn apply(self, logits: Tensor<2>) -> Tensor<2> {
-        let capped = match self.softcap {
-            Some(cap) => (logits / cap).tanh() * cap,
-            None => logits,
-        };
-        if self.divides() { capped / self.temperature } else { capped }
-    }
-
-    /// The gradient with respect to logits, given that of scaled ones, `z`.
-    pub fn gradient(self, z: &Tensor<2>, dz: Tensor<2>) -> Tensor<2> {
-        let capped = match self.softcap {
-            Some(cap) => {
-                let t = z.clone() * (self.temperature / cap);
-                dz * (t.clone() * t).neg().add_scalar(1.0)
-            }
-            None => dz,
-        };
-        if self.divides() { capped / self.temperature } else { capped }
-    }
-
-    fn divides(self) -> bool {
-        (self.temperature - 1.0).abs() >= f64::EPSILON
-    }
 }
 
 /// Gradients of a row's scores, `[rows, 1]` each, where the target of a row may be none of the columns.

@@ -244,15 +244,15 @@ mod tests {
         SequenceBlocks { row, blocks: blocks.to_vec(), tokens }
     }
 
-    fn refused(shared: Vec<SharedBlocks>) -> bool {
-        std::panic::catch_unwind(|| SlotRuns::new(&shared, 2)).is_err()
+    fn refused(shared: &[SharedBlocks]) -> bool {
+        std::panic::catch_unwind(|| SlotRuns::new(shared, 2)).is_err()
     }
 
     #[test]
     fn tables_that_one_sequence_would_spoil_for_another_are_refused() {
         let two = |prefix: &[u32], a, b| {
             let shared = SharedBlocks { blocks: prefix.to_vec(), members: vec![a, b] };
-            refused(vec![shared])
+            refused(&[shared])
         };
         assert!(!two(&[3], member(0, &[1], 16), member(1, &[2], 1)));
         // blocks that are there in advance

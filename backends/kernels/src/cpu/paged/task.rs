@@ -171,7 +171,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         let unseen = members.iter().map(|sequence| self.hidden(part, sequence)[0]).min();
         let unseen = whole_blocks(unseen.unwrap_or(0));
         let shared = part.tokens() - unseen;
-        let most = members.iter().map(|sequence| sequence.tokens()).max().unwrap_or(0);
+        let most = members.iter().map(Sequence::tokens).max().unwrap_or(0);
         // whole blocks, which are whole vectors, so that no exponential is computed as a scalar
         let width = shared + most.next_multiple_of(BLOCK_SIZE);
         scores.resize(queries * width, T::ZERO);
