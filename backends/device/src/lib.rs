@@ -23,6 +23,7 @@ pub mod thread_pool;
 pub mod toolkit;
 pub mod trace;
 pub mod transfer;
+pub mod zeros;
 
 pub use device::{DeviceInfo, DeviceSpec};
 pub use error::{Error, Result};

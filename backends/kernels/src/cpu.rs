@@ -35,11 +35,9 @@ pub(super) mod sample;
 pub(super) mod scores;
 pub(super) mod skinny_gemm;
 mod widest;
-pub(super) mod zeros;
 
 pub(super) use autodiff::{alike, available, is_full_precision, plain};
 pub(super) use packed::PanelMatrix;
-pub(super) use paged::SlotRuns;
 
 #[cfg(test)]
 mod tests;

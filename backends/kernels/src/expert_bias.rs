@@ -1,10 +1,10 @@
 //! Biases of experts, in tensor operations for every backend: each sorted row gets that of its expert.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
-use super::experts::ExpertRows;
 use super::shapes::int_tensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
+use firebrick_metadata::experts::ExpertRows;
 
 /// [`super::expert_bias`].
 pub(super) fn add<B: KernelBackend>(y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {

@@ -8,117 +8,28 @@ use super::autodiff::{Kernel, KernelBackend, input, run};
 use super::operations::products::matmul;
 use super::shapes::{Transposed, int_tensor};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::Tensor;
+use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 use std::ops::Range;
-use std::sync::Arc;
 
-/// The choices of a batch's tokens, sorted by expert. Choice j of token t has index `t · per_token + j`.
-#[derive(Clone, Debug)]
-pub struct ExpertRows {
-    pub(super) per_token: usize,
-    /// First row of each expert, and the end of the last.
-    pub(super) starts: Arc<[usize]>,
-    /// The choice of each sorted row.
-    pub(super) choices: Arc<[u32]>,
-    /// The sorted row of each choice.
-    pub(super) places: Arc<[u32]>,
-    /// The token of each sorted row, and the sorted row of each choice, on the device.
-    indices: [Tensor<1, Int>; 2],
-}
-
-impl ExpertRows {
-    /// Sorts choices: `experts[t · per_token + j]` is the index of the j-th expert of token t, below `count`. Rows of
-    /// one expert keep the order of their tokens.
-    pub fn new(experts: &[u32], per_token: usize, count: usize, device: &Device) -> Self {
-        let mut starts = vec![0; count + 1];
-        for &expert in experts {
-            starts[expert as usize + 1] += 1;
-        }
-        for expert in 0..count {
-            starts[expert + 1] += starts[expert];
-        }
-        let mut next = starts.clone();
-        let mut choices = vec![0; experts.len()];
-        let mut places = vec![0; experts.len()];
-        for (choice, &expert) in experts.iter().enumerate() {
-            let row = next[expert as usize];
-            next[expert as usize] += 1;
-            choices[row] = choice as u32;
-            places[choice] = row as u32;
-        }
-        let tokens = choices.iter().map(|&c| c as i32 / per_token as i32).collect();
-        let order = places.iter().map(|&p| p as i32).collect();
-        Self {
-            per_token,
-            indices: [tokens, order].map(|values| int_tensor(values, device)),
-            starts: starts.into(),
-            choices: choices.into(),
-            places: places.into(),
-        }
-    }
-
-    /// Number of sorted rows: choices of all tokens.
-    pub fn rows(&self) -> usize {
-        self.choices.len()
-    }
-
-    /// Rows of each expert.
-    pub fn counts(&self) -> Vec<usize> {
-        self.groups().map(|(_, rows)| rows.len()).collect()
-    }
-
-    /// Experts and their rows.
-    pub(super) fn groups(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let rows = self.starts.windows(2).map(|pair| pair[0]..pair[1]);
-        rows.enumerate()
-    }
-
-    /// Experts that have rows, and their rows.
-    pub(super) fn used(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
-        self.groups().filter(|(_, rows)| !rows.is_empty())
-    }
-
-    /// The token and the expert of each sorted row.
-    pub fn tokens_and_experts(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.groups().flat_map(move |(expert, rows)| rows.map(move |row| (self.token(row), expert)))
-    }
-
-    /// The token of a sorted row.
-    pub(super) fn token(&self, row: usize) -> usize {
-        self.choices[row] as usize / self.per_token
+/// The experts' input, sorted: `[rows, width]`.
+pub(super) fn sorted(x: Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
+    let [tokens, _] = rows.indices();
+    match reads {
+        ExpertInput::Tokens => x.select(0, tokens.clone()),
+        ExpertInput::Sorted => x,
     }
 }
 
-/// The rows that a product with experts reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertInput {
-    /// A row a token, which each of its experts reads.
-    Tokens,
-    /// A row a choice, sorted.
-    Sorted,
-}
-
-impl ExpertRows {
-    /// The experts' input, sorted.
-    pub(super) fn sorted(&self, x: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
-        let [tokens, _] = &self.indices;
-        match reads {
-            ExpertInput::Tokens => x.select(0, tokens.clone()),
-            ExpertInput::Sorted => x,
-        }
+/// The gradient of the input, given that of sorted rows, `[rows, width]`.
+pub(super) fn unsorted(g: Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
+    if reads == ExpertInput::Sorted {
+        return g;
     }
-
-    /// The gradient of the input, given that of sorted rows.
-    pub(super) fn unsorted(&self, g: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
-        if reads == ExpertInput::Sorted {
-            return g;
-        }
-        let ([rows, width], per_token) = (g.dims(), self.per_token);
-        let [_, places] = &self.indices;
-        let by_choice = g.select(0, places.clone());
-        let by_choice = by_choice.reshape([rows / per_token, per_token, width]);
-        by_choice.sum_dim(1).reshape([rows / per_token, width])
-    }
+    let ([all, width], per_token) = (g.dims(), rows.per_token());
+    let [_, places] = rows.indices();
+    let by_choice = g.select(0, places.clone()).reshape([all / per_token, per_token, width]);
+    by_choice.sum_dim(1).reshape([all / per_token, width])
 }
 
 /// [`super::expert_linear`] in tensor operations.
@@ -174,14 +85,14 @@ impl<B: KernelBackend> Kernel<B, 1> for Gather {
 
     fn forward(&self, [y]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, ()) {
         let y: Tensor<2> = B::tensor(y);
-        let [_, places] = &self.0.indices;
+        let [_, places] = self.0.indices();
         (B::primitive(y.select(0, places.clone())), ())
     }
 
     fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         let back = || {
             let g: Tensor<2> = B::tensor(gradient);
-            let choices = self.0.choices.iter().map(|&c| c as i32).collect();
+            let choices = self.0.choices().iter().map(|&c| c as i32).collect();
             let choices = int_tensor(choices, &g.device());
             B::primitive(g.select(0, choices))
         };
@@ -205,7 +116,7 @@ impl Product {
     }
 
     fn outputs(&self, w: &Tensor<2>) -> usize {
-        w.dims()[0] / (self.rows.starts.len() - 1)
+        w.dims()[0] / (self.rows.starts().len() - 1)
     }
 }
 
@@ -215,7 +126,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product {
 
     fn forward(&self, [x, w]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
         let saved = [self.trains.then(|| x.clone()), Some(w.clone())];
-        let (x, w): (Tensor<2>, Tensor<2>) = (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
+        let (x, w): (Tensor<2>, Tensor<2>) = (sorted(B::tensor(x), &self.rows, self.reads), B::tensor(w));
         let of = |(expert, rows): (usize, Range<usize>)| {
             let x = x.clone().narrow(0, rows.start, rows.len());
             matmul(&x, &self.matrix(&w, expert), Transposed::Right)
@@ -231,12 +142,12 @@ impl<B: KernelBackend> Kernel<B, 2> for Product {
         let dx = || {
             let product = |(expert, rows)| matmul(&of(&g, &rows), &self.matrix(&w, expert), Transposed::Neither);
             let products = self.rows.used().map(product).collect();
-            B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
+            B::primitive(unsorted(Tensor::cat(products, 0), &self.rows, self.reads))
         };
         // a weight that is neither leaf nor constant would silently lose its gradient
         assert!(x.is_some() || !wanted[1], "the matrices of kernels::expert_linear must be a leaf or a constant");
         let dw = |x: FloatTensor<B>| {
-            let x: Tensor<2> = self.rows.sorted(B::tensor(x), self.reads);
+            let x: Tensor<2> = sorted(B::tensor(x), &self.rows, self.reads);
             let (out, [_, inner]) = (self.outputs(&w), x.dims());
             let product = |(_, rows): (usize, Range<usize>)| {
                 if rows.is_empty() {
@@ -257,19 +168,6 @@ mod tests {
     use crate::{combine_experts, expert_linear};
     use burn::backend::Flex;
     use burn::tensor::{Device, Distribution, Tensor, TensorData};
-
-    #[test]
-    fn rows_of_an_expert_lie_one_behind_the_other_in_the_order_of_tokens() {
-        let rows = ExpertRows::new(&[2, 0, 0, 3, 2, 0], 2, 4, &Device::flex());
-        assert_eq!(rows.counts(), [3, 0, 2, 1]);
-        assert_eq!(&rows.choices[..], [1, 2, 5, 0, 4, 3]);
-        let places: Vec<(usize, usize)> = rows.tokens_and_experts().collect();
-        let expected = [(0, 0), (1, 0), (2, 0), (0, 2), (2, 2), (1, 3)];
-        assert_eq!(places, expected);
-        for (choice, &place) in rows.places.iter().enumerate() {
-            assert_eq!(rows.choices[place as usize] as usize, choice);
-        }
-    }
 
     fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
         Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())

@@ -19,37 +19,35 @@ mod clamped_swiglu;
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
-mod delta;
 mod expert_bias;
 mod experts;
 mod formulas;
 mod graph;
 mod operations;
 mod packed;
-mod paged;
-mod prefix_groups;
 mod quantized_experts;
 mod quantized_linear;
 mod root;
-mod sequence_blocks;
-mod shapes;
 mod step;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
-pub use delta::{DeltaHeads, SequenceRows, StateRows, write_slots};
-pub use experts::{ExpertInput, ExpertRows};
 pub use firebrick_device::team::with_team;
 pub use firebrick_device::thread_pool::in_thread_pool;
+pub use firebrick_metadata::delta::{DeltaHeads, SequenceRows, StateRows, write_slots};
+pub use firebrick_metadata::experts::{ExpertInput, ExpertRows};
+pub use firebrick_metadata::paged::{BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SlotMapping};
+pub use firebrick_metadata::prefix_groups::{PrefixGroups, PrefixRun, PrefixTree};
+pub use firebrick_metadata::sequence_blocks::{SequenceBlocks, SharedBlocks};
+pub use firebrick_metadata::shapes::{
+    AdamWOutput, AdamWStep, AttentionShape, JoinedHeads, QuantizationMap, QuantizedBlocks, RowGradients, RowScores,
+    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Transposed, Truncation,
+};
+pub use firebrick_metadata::step::{StepInputs, StepRotary, StepShape};
 pub use firebrick_spec::{Activation, Operation};
 pub use graph::Graph;
 pub use operations::*;
 pub use packed::PackedWeights;
-pub use paged::{BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SlotMapping};
-pub use prefix_groups::{PrefixGroups, PrefixRun, PrefixTree};
-pub use sequence_blocks::{SequenceBlocks, SharedBlocks};
-pub use shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, JoinedHeads, QuantizationMap, QuantizedBlocks, RowGradients, RowScores,
-    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Transposed, Truncation,
-};
-pub use step::{StepBuffer, StepInputs, StepRotary, StepShape};
+pub use step::StepBuffer;
+
+use firebrick_metadata::{delta, paged, prefix_groups, shapes};

@@ -2,9 +2,10 @@
 //! time, in the backward pass again.
 
 use super::autodiff::KernelBackend;
-use super::experts::{ExpertInput, ExpertRows};
+use super::experts::{sorted, unsorted};
 use super::quantized_linear::{Matrices, Rows, multiply};
 use burn::tensor::Tensor;
+use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 use firebrick_spec::QuantizedLayout;
 use std::ops::Range;
 
@@ -38,12 +39,12 @@ impl Rows for OfExperts {
     const NAME: &'static str = "experts";
 
     fn product(&self, x: Tensor<2>, matrices: &Matrices) -> Tensor<2> {
-        let x = self.rows.sorted(x, self.reads);
+        let x = sorted(x, &self.rows, self.reads);
         self.each(&x, |expert, x| matrices.product(expert, x))
     }
 
     fn gradient(&self, g: Tensor<2>, matrices: &Matrices) -> Tensor<2> {
-        let sorted = self.each(&g, |expert, g| matrices.gradient(expert, g));
-        self.rows.unsorted(sorted, self.reads)
+        let gradients = self.each(&g, |expert, g| matrices.gradient(expert, g));
+        unsorted(gradients, &self.rows, self.reads)
     }
 }

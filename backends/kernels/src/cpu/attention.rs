@@ -9,7 +9,6 @@ mod backward;
 mod blocks;
 
 use super::prelude::*;
-use crate::prefix_groups::PrefixTree;
 use crate::shapes::AttentionShape;
 use backward::backward;
 use blocks::{Block, Heads, Rows, probabilities};
@@ -56,7 +55,7 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: 
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let mut out = vec![T::ZERO; q.len()];
     let target = SharedPtr(out.as_mut_ptr());
-    let sequences: Vec<Rows> = shape.groups.trees.iter().flat_map(PrefixTree::sequences).collect();
+    let sequences: Vec<Rows> = shape.groups.trees().iter().flat_map(Rows::of_tree).collect();
     let tasks: Vec<(usize, &Rows, Block)> = sequences
         .iter()
         .flat_map(|rows| rows.blocks(shape.window).map(move |block| (rows, block)))

@@ -1,8 +1,8 @@
 //! Products with experts: every expert's rows with its own matrix, in blocks that cores take one after the other.
 
 use super::prelude::*;
-use crate::experts::{ExpertInput, ExpertRows};
 use firebrick_device::team::run_on_team;
+use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 
 /// Rows of a task: of its product's result. The fewer tasks an expert has, the less often its matrix is packed.
 const BLOCK: usize = 256;
@@ -59,7 +59,7 @@ impl Kernel<2> for Linear {
 
 impl Linear {
     fn experts(&self) -> usize {
-        self.rows.starts.len() - 1
+        self.rows.starts().len() - 1
     }
 
     /// The experts' input, of `width` columns.
@@ -191,10 +191,10 @@ fn gradient_of_rows<T: Real>(kernel: &Linear, g: &FlexTensor, w: &FlexTensor) ->
 
 /// The sums of sorted rows over the choices of each token.
 pub(super) fn sums_by_token<T: Real>(rows: &ExpertRows, sorted: &[T], inner: usize) -> FlexTensor {
-    let tokens = rows.rows() / rows.per_token;
+    let tokens = rows.rows() / rows.per_token();
     let mut out = vec![T::ZERO; tokens * inner];
     by_token(&mut out, inner, |token, out| {
-        for &row in &rows.places[token * rows.per_token..][..rows.per_token] {
+        for &row in &rows.places()[token * rows.per_token()..][..rows.per_token()] {
             let values = &sorted[row as usize * inner..][..inner];
             for (sum, &x) in out.iter_mut().zip(values) {
                 *sum += x;
@@ -215,7 +215,7 @@ fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor
     let start = SharedPtr(out.as_mut_ptr());
     let tasks: Vec<Task> = rows.used().flat_map(|(expert, _)| blocks(expert, 0..outputs, BLOCK)).collect();
     run_all(&tasks, total * outputs * inner, |[copies, _], (expert, block)| {
-        let sorted = rows.starts[*expert]..rows.starts[expert + 1];
+        let sorted = rows.starts()[*expert]..rows.starts()[expert + 1];
         let first = (expert * outputs + block.start) * inner;
         // SAFETY: tasks have disjoint rows of the gradient, all within the buffer.
         let start = unsafe { start.get().add(first) };
@@ -266,7 +266,7 @@ fn combined<T: Real>(rows: &ExpertRows, y: &FlexTensor, weights: &FlexTensor) ->
     let mut out = vec![T::ZERO; tokens * width];
     by_token(&mut out, width, |token, out| {
         for choice in token * per_token..(token + 1) * per_token {
-            let values = &y[rows.places[choice] as usize * width..][..width];
+            let values = &y[rows.places()[choice] as usize * width..][..width];
             let weight = weights[choice];
             for (sum, &x) in out.iter_mut().zip(values) {
                 *sum += weight * x;
@@ -281,7 +281,7 @@ fn gradient_of_results<T: Real>(rows: &ExpertRows, g: &FlexTensor, weights: &Fle
     let (g, weights): (&[T], &[T]) = (elements(g), elements(weights));
     let mut out = vec![T::ZERO; rows.rows() * width];
     by_token(&mut out, width, |row, out| {
-        let weight = weights[rows.choices[row] as usize];
+        let weight = weights[rows.choices()[row] as usize];
         let values = &g[rows.token(row) * width..][..width];
         for (out, &g) in out.iter_mut().zip(values) {
             *out = weight * g;
@@ -294,12 +294,12 @@ fn gradient_of_weights<T: Real>(rows: &ExpertRows, g: &FlexTensor, y: &FlexTenso
     let [tokens, width] = dims(g);
     let (g, y): (&[T], &[T]) = (elements(g), elements(y));
     let mut out = vec![T::ZERO; rows.rows()];
-    by_token(&mut out, rows.per_token, |token, out| {
+    by_token(&mut out, rows.per_token(), |token, out| {
         let values = &g[token * width..][..width];
         for (j, out) in out.iter_mut().enumerate() {
-            let row = rows.places[token * rows.per_token + j] as usize;
+            let row = rows.places()[token * rows.per_token() + j] as usize;
             *out = dot(values, &y[row * width..][..width]);
         }
     });
-    tensor(out, [tokens, rows.per_token])
+    tensor(out, [tokens, rows.per_token()])
 }

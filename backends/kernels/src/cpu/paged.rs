@@ -8,11 +8,9 @@ mod attend;
 mod int8;
 mod pool;
 mod products;
-mod runs;
 mod storage;
 mod task;
 mod vectors;
 
 pub(crate) use attend::{paged_attention, takes};
 pub(crate) use pool::{copy_blocks, gather_kv, write_kv};
-pub(crate) use runs::SlotRuns;

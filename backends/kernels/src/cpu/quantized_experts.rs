@@ -4,7 +4,7 @@
 use super::experts::{Input, sums_by_token};
 use super::prelude::*;
 use super::quantized_linear::{Coded, Matrices, Rows, gradient, product, quantized_product};
-use crate::experts::{ExpertInput, ExpertRows};
+use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 use firebrick_spec::QuantizedLayout;
 
 /// See [`crate::quantized_expert_linear`].

@@ -28,7 +28,7 @@ use simt::STAGE;
 
 /// Returns true if the kernels take these tensors and sequences.
 pub(crate) fn takes(qkv: [&Tensor<3>; 3], shape: &AttentionShape) -> bool {
-    alike(Operation::LongAttention, &qkv) && qkv[0].dims()[2] <= STAGE && shape.groups.blocks.is_some()
+    alike(Operation::LongAttention, &qkv) && qkv[0].dims()[2] <= STAGE && shape.groups.blocks().is_some()
 }
 
 /// See [`crate::attention`].
@@ -65,8 +65,7 @@ macro_rules! launch_version {
 
 impl Attention {
     fn params(&self, q: &CubeTensor, k: &CubeTensor) -> Params<'_> {
-        let blocks = self.0.groups.blocks.as_ref();
-        let blocks = blocks.expect("the device was checked before");
+        let blocks = self.0.groups.blocks().expect("the device was checked before");
         let ([rows, heads, _], [_, kv, _]) = (dims(q), dims(k));
         let table = blocks.table(BLOCK);
         Params {

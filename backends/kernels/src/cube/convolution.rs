@@ -11,12 +11,12 @@ use firebrick_spec::Activation;
 /// Returns true if the kernels take these tensors: inputs, taps, and a pool where there is one.
 pub(crate) fn takes(tensors: &[&Tensor<2>], sequences: &SequenceRows) -> bool {
     let [_, taps] = tensors[1].dims();
-    alike(Operation::DeltaNet, tensors) && (1..=MAX_TAPS).contains(&taps) && sequences.table.is_some()
+    alike(Operation::DeltaNet, tensors) && (1..=MAX_TAPS).contains(&taps) && sequences.table().is_some()
 }
 
 /// The sequences as the kernels take them.
 fn table_of(sequences: &SequenceRows) -> SequenceTable {
-    sequences.table.clone().expect("sequences of a GPU")
+    sequences.table().cloned().expect("sequences of a GPU")
 }
 
 /// See [`crate::causal_convolution`].

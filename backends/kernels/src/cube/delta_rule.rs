@@ -39,7 +39,7 @@ use tile::RuleLayoutLaunch;
 /// Returns true if the kernels take these tensors: queries, keys and values in any type, all others in f32.
 pub(crate) fn takes([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> bool {
     let wide = [g, beta].iter().all(|t| t.dtype() == DType::F32);
-    supports(Operation::DeltaNet, qkv) && wide && Sizes::new(heads).is_some() && sequences.table.is_some()
+    supports(Operation::DeltaNet, qkv) && wide && Sizes::new(heads).is_some() && sequences.table().is_some()
 }
 
 /// [`takes`], from states in a pool.
@@ -92,7 +92,7 @@ struct Kept {
 impl DeltaRule {
     fn new(heads: DeltaHeads, sequences: &SequenceRows) -> Self {
         let sizes = Sizes::new(heads).expect("heads that a kernel takes");
-        let table = sequences.table.clone().expect("sequences of a GPU");
+        let table = sequences.table().cloned().expect("sequences of a GPU");
         Self { heads, sizes, table }
     }
 

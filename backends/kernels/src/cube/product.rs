@@ -3,6 +3,7 @@
 
 use super::prelude::*;
 use super::{gemm, skinny_gemm};
+use crate::operations::products::plain_matmul;
 use crate::shapes::Transposed;
 use burn::backend::cubecl::dtype_to_storage_type;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
@@ -51,7 +52,7 @@ pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Te
         Transposed::Left => gemm::product(&swapped(left), &right),
         Transposed::Right => gemm::product(&left, &swapped(right)),
     };
-    product.map_or_else(|| transposed.matmul(a.clone(), b.clone()), Cube::tensor)
+    product.map_or_else(|| plain_matmul(a.clone(), b.clone(), transposed), Cube::tensor)
 }
 
 /// See [`crate::linear`].

@@ -1,8 +1,9 @@
 //! A mixture of experts: products with the matrix of each row's expert, and what surrounds them.
 
 use super::{on_backend, operations};
-use crate::experts::{self, ExpertInput, ExpertRows};
+use crate::experts;
 use burn::tensor::Tensor;
+use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 
 operations! {
     /// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts ·

@@ -69,7 +69,7 @@ operations! {
     pub fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
         cpu: linear if cpu::linear::takes(a, b);
         cube: product if cube::product::takes_plain(a, b);
-        else { transposed.matmul(stored_as(a.clone(), b.dtype()), b.clone()) }
+        else { plain_matmul(stored_as(a.clone(), b.dtype()), b.clone(), transposed) }
     }
 
     /// `x · Wᵀ` with one frozen matrix in few bits; see [`crate::quantized_linear`]. Not differentiable.
@@ -89,5 +89,14 @@ operations! {
             let one = |matrix| dequantize(&words.clone().narrow(0, matrix, 1), layout.one(), dtype);
             Tensor::cat((0..layout.matrices).map(one).collect(), 0)
         }
+    }
+}
+
+/// [`matmul`] of matrices of one type, in tensor operations.
+pub(crate) fn plain_matmul(a: Tensor<2>, b: Tensor<2>, transposed: Transposed) -> Tensor<2> {
+    match transposed {
+        Transposed::Neither => a.matmul(b),
+        Transposed::Left => a.transpose().matmul(b),
+        Transposed::Right => a.matmul(b.transpose()),
     }
 }

@@ -1,8 +1,8 @@
 //! Products with frozen matrices in few bits.
 
 use super::{on_backend, operations};
-use crate::experts::{ExpertInput, ExpertRows};
 use burn::tensor::Tensor;
+use firebrick_metadata::experts::{ExpertInput, ExpertRows};
 use firebrick_spec::QuantizedLayout;
 
 operations! {

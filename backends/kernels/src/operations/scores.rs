@@ -17,7 +17,7 @@ operations! {
         cube: scores if alike(Operation::Scores, &[logits]);
         else {
             let [rows, _] = logits.dims();
-            let z = scaling.apply(logits.clone());
+            let z = scaled(logits.clone(), scaling);
             let max = z.clone().max_dim(1);
             let exp = (z.clone() - max.clone()).exp();
             let sum = exp.clone().sum_dim(1);
@@ -49,7 +49,7 @@ operations! {
             let upstream =
                 RowGradients { target: logp.clone(), logp, entropy: upstream.d_entropy.map(column) };
             let [lse, mean] = [&scores.lse, &scores.mean].map(column);
-            logit_gradient(&scaling.apply(logits), [lse, mean], targets, upstream, scaling)
+            logit_gradient(&scaled(logits, scaling), [lse, mean], targets, upstream, scaling)
         }
     }
 
@@ -116,5 +116,30 @@ pub fn logit_gradient(
     };
     // one target a row, so no two additions meet
     let dz = dz.scatter(1, targets.clone().reshape([rows, 1]), upstream.target, IndexingUpdateOp::Add);
-    scaling.gradient(z, dz)
+    raw_gradient(z, dz, scaling)
+}
+
+/// Logits after `scaling`, in tensor operations.
+fn scaled(logits: Tensor<2>, scaling: Scaling) -> Tensor<2> {
+    let capped = match scaling.softcap {
+        Some(cap) => (logits / cap).tanh() * cap,
+        None => logits,
+    };
+    over_temperature(capped, scaling.temperature)
+}
+
+/// The gradient with respect to raw logits, given that of scaled ones, `z`.
+fn raw_gradient(z: &Tensor<2>, dz: Tensor<2>, scaling: Scaling) -> Tensor<2> {
+    let capped = match scaling.softcap {
+        Some(cap) => {
+            let t = z.clone() * (scaling.temperature / cap);
+            dz * (t.clone() * t).neg().add_scalar(1.0)
+        }
+        None => dz,
+    };
+    over_temperature(capped, scaling.temperature)
+}
+
+fn over_temperature(x: Tensor<2>, temperature: f64) -> Tensor<2> {
+    if (temperature - 1.0).abs() >= f64::EPSILON { x / temperature } else { x }
 }

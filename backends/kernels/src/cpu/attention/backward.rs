@@ -33,7 +33,7 @@ pub(super) fn backward<T: Real>(
     let mut dv = vec![T::ZERO; v.len()];
     let targets = [&mut dq, &mut dk, &mut dv].map(|t| SharedPtr(t.as_mut_ptr()));
     // a tree shares rows of keys, so one task accumulates their gradients
-    let sequences: Vec<Vec<Rows>> = shape.groups.trees.iter().map(|tree| tree.sequences().collect()).collect();
+    let sequences: Vec<Vec<Rows>> = shape.groups.trees().iter().map(|tree| Rows::of_tree(tree).collect()).collect();
     let tasks: Vec<(usize, usize, &[Rows])> = sequences
         .iter()
         .enumerate()

@@ -83,17 +83,17 @@ impl Rows {
     }
 }
 
-impl PrefixTree {
+impl Rows {
     /// Every run of queries after its path.
-    pub(super) fn sequences(&self) -> impl Iterator<Item = Rows> {
-        self.paths().into_iter().map(|path| {
+    pub(super) fn of_tree(tree: &PrefixTree) -> impl Iterator<Item = Self> {
+        tree.paths().into_iter().map(|path| {
             let mut token = 0;
             let numbered = path.into_iter().map(|run| {
-                let rows = self.runs()[run].rows.clone();
+                let rows = tree.runs()[run].rows.clone();
                 token += rows.len();
                 (token - rows.len(), rows)
             });
-            Rows { path: numbered.collect() }
+            Self { path: numbered.collect() }
         })
     }
 }

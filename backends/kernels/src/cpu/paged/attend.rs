@@ -1,6 +1,5 @@
 //! Attention of one new token per sequence over a pool, into which its key and value are written first.
 
-use super::runs::SlotRuns;
 use super::storage::{Int8, Plain, Storage};
 use super::task::{Scratch, Step, Task};
 use super::vectors::Vectors;
@@ -8,6 +7,7 @@ use crate::cpu::prelude::*;
 use crate::cpu::widest::with_widest;
 use crate::paged::{KvPool, PagedAttentionShape};
 use firebrick_device::team::leads;
+use firebrick_metadata::slot_runs::SlotRuns;
 
 /// Elements read from which the work runs in parallel, and where a team leads it.
 const LARGE: usize = 1 << 15;
@@ -101,8 +101,8 @@ fn attend<T: Vectors, P: Storage<T>>(inputs: &Inputs<'_>, [kv, slots, dim]: [usi
     let ([q, k, v], [cos, sin]) = (inputs.fresh, inputs.angles);
     let [rows, width] = dims(q);
     let (runs, heads) = (inputs.runs, width / dim);
-    assert!(runs.slots <= slots, "a block outside the pool");
-    assert!(runs.rows <= rows, "fewer rows than sequences");
+    assert!(runs.slots() <= slots, "a block outside the pool");
+    assert!(runs.rows() <= rows, "fewer rows than sequences");
     assert!(heads % kv == 0 && heads * dim == width, "heads of queries");
     let mut out = vec![T::ZERO; rows * width];
     let step = Step {
@@ -127,7 +127,7 @@ fn attend<T: Vectors, P: Storage<T>>(inputs: &Inputs<'_>, [kv, slots, dim]: [usi
     };
     let tasks = runs.tasks(kv);
     let few = if leads() { LARGE_FOR_TEAM } else { LARGE };
-    if runs.tokens * width < few {
+    if runs.tokens() * width < few {
         let mut scratch = Scratch::new();
         for task in 0..tasks {
             work(&mut scratch, task);

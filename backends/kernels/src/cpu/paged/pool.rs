@@ -27,7 +27,7 @@ macro_rules! dispatch_stored {
 
 /// See [`crate::write_kv`].
 pub(crate) fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
-    let (slots, slot_count) = (&slots.slots, pool.slots());
+    let (slots, slot_count) = (slots.slots(), pool.slots());
     assert!(slots.iter().all(|&slot| (slot as usize) < slot_count), "a slot outside the pool");
     if slots.is_empty() {
         return pool;
@@ -80,7 +80,7 @@ pub(crate) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
 
 /// See [`crate::gather_kv`].
 pub(crate) fn gather_kv(pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
-    let (slots, slot_count) = (&slots.slots, pool.slots());
+    let (slots, slot_count) = (slots.slots(), pool.slots());
     assert!(slots.iter().all(|&slot| (slot as usize) < slot_count), "a slot outside the pool");
     match pool {
         KvPool::Float { keys, values } => [(Kind::Key, keys), (Kind::Value, values)].map(|(kind, t)| {

@@ -5,13 +5,13 @@
 //! does not know the next block.
 
 use super::products::{add_weighted, dots};
-use super::runs::{Part, Sequence, SlotRuns};
 use super::storage::{Kind, Storage};
 use super::vectors::{Stored, Vectors};
 use crate::cpu::prelude::*;
 use crate::cpu::real::sum;
 use crate::cpu::rotary::rotate_half;
 use crate::paged::PagedAttentionShape;
+use firebrick_metadata::slot_runs::{Part, Sequence, SlotRuns};
 use firebrick_spec::BLOCK_SIZE;
 use pulp::{Simd, WithSimd};
 
@@ -99,7 +99,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     /// Keys of a prefix without its first `hidden` tokens, which are whole blocks: number by number, `[dim, tokens]`.
     #[inline(always)]
     fn prefix_keys(&self, head: usize, part: &Part, hidden: usize, into: &mut Vec<T>) {
-        let (tokens, dim) = (part.tokens - hidden, self.dim);
+        let (tokens, dim) = (part.tokens() - hidden, self.dim);
         into.resize(dim * tokens, T::ZERO);
         let runs = self.runs.prefix(part, hidden);
         let mut ahead = runs.clone().skip(AHEAD).map(|run| (Kind::Key, run));
@@ -151,10 +151,10 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     /// Numbers of tokens of its prefix, and of its own, outside a sequence's window.
     fn hidden(&self, part: &Part, sequence: &Sequence) -> [usize; 2] {
         let hidden = match self.shape.window {
-            Some(window) => (part.tokens + sequence.tokens).saturating_sub(window),
+            Some(window) => (part.tokens() + sequence.tokens()).saturating_sub(window),
             None => 0,
         };
-        let before = hidden.min(part.tokens);
+        let before = hidden.min(part.tokens());
         [before, hidden - before]
     }
 
@@ -170,8 +170,8 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         }
         let unseen = members.iter().map(|sequence| self.hidden(part, sequence)[0]).min();
         let unseen = whole_blocks(unseen.unwrap_or(0));
-        let shared = part.tokens - unseen;
-        let most = members.iter().map(|sequence| sequence.tokens).max().unwrap_or(0);
+        let shared = part.tokens() - unseen;
+        let most = members.iter().map(Sequence::tokens).max().unwrap_or(0);
         // whole blocks, which are whole vectors, so that no exponential is computed as a scalar
         let width = shared + most.next_multiple_of(BLOCK_SIZE);
         scores.resize(queries * width, T::ZERO);
@@ -190,7 +190,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             self.score(simd, &place, q, scores);
             let skipped = whole_blocks(hidden);
             // what is before its own tokens is hidden where some of them are
-            let seen = gone - unseen + hidden - skipped..shared + sequence.tokens - skipped;
+            let seen = gone - unseen + hidden - skipped..shared + sequence.tokens() - skipped;
             for (query, scores) in scores.chunks_exact_mut(width).enumerate() {
                 let sink = self.sinks.map(|sinks| sinks[head * group + query]);
                 self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen, sink);
@@ -204,7 +204,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             mix_all(scores, width, prefix, dim, mixed);
         }
         for (sequence, mixed) in members.iter().zip(mixed.chunks_exact(group * dim)) {
-            let at = (sequence.row * self.heads + head * group) * dim;
+            let at = (sequence.row() * self.heads + head * group) * dim;
             // SAFETY: no other task writes these heads of this row.
             let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), mixed.len()) };
             out.copy_from_slice(mixed);
@@ -292,19 +292,19 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     #[inline(always)]
     fn append_kv(&self, head: usize, sequence: &Sequence, queries: &mut [T], key: &mut Vec<T>) {
         let (dim, half) = (self.dim, self.dim / 2);
-        let angles = sequence.row * half..(sequence.row + 1) * half;
+        let angles = sequence.row() * half..(sequence.row() + 1) * half;
         let (cos, sin) = (&self.cos[angles.clone()], &self.sin[angles]);
-        let from = &self.q[sequence.row * self.heads * dim + head * queries.len()..][..queries.len()];
+        let from = &self.q[sequence.row() * self.heads * dim + head * queries.len()..][..queries.len()];
         for (out, x) in queries.chunks_exact_mut(dim).zip(from.chunks_exact(dim)) {
             rotate_half(out, x, cos, sin, T::ONE);
         }
-        let at = (sequence.row * self.kv + head) * dim;
+        let at = (sequence.row() * self.kv + head) * dim;
         key.resize(dim, T::ZERO);
         rotate_half(key, &self.k[at..][..dim], cos, sin, T::ONE);
-        assert!(sequence.last < self.slots, "a slot outside the pool");
+        assert!(sequence.last() < self.slots, "a slot outside the pool");
         // SAFETY: the pool has the slot, and no other task accesses this head of it.
         unsafe {
-            let row = head * self.slots + sequence.last;
+            let row = head * self.slots + sequence.last();
             self.pool.write(row, key, &self.v[at..][..dim]);
         }
     }

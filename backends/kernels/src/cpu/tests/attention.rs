@@ -44,7 +44,7 @@ fn plain_attention([q, k, v]: &[Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape:
 fn packed_attention(qkv: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &AttentionShape) -> Tensor<3> {
     let cut = |t: &Tensor<3>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
     let mut parts = Vec::new();
-    for tree in shape.groups.trees.iter() {
+    for tree in shape.groups.trees() {
         for path in tree.paths() {
             let rows: Vec<&Range<usize>> = path.iter().map(|&run| &tree.runs()[run].rows).collect();
             let rows: Vec<_> = rows.into_iter().filter(|rows| !rows.is_empty()).collect();
@@ -151,7 +151,7 @@ fn compare(inputs: [&Tensor<3>; 3], sinks: Option<&Tensor<2>>, shape: &Attention
     let actual = actual.sum().backward();
     let wanted = plain(b.0.each_ref(), b.1.as_ref()) * weights;
     let wanted = wanted.sum().backward();
-    let (trees, window, softcap) = (&shape.groups.trees, shape.window, shape.softcap);
+    let (trees, window, softcap) = (shape.groups.trees(), shape.window, shape.softcap);
     let what = format!("{trees:?}, window {window:?}, cap {softcap:?}, sinks {}", sinks.is_some());
     for (name, (a, b)) in ["dq", "dk", "dv"].iter().zip(a.0.iter().zip(&b.0)) {
         let (actual, wanted) = (a.grad(&actual), b.grad(&wanted));

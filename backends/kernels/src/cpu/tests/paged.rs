@@ -328,29 +328,3 @@ fn a_pool_in_half_precision_has_no_kernel() {
         assert!(!crate::cpu::paged::takes(&inputs.qkv, &inputs.pool, &shape), "{dtype:?}");
     }
 }
-
-fn member(row: usize, blocks: &[u32], tokens: usize) -> SequenceBlocks {
-    SequenceBlocks { row, blocks: blocks.to_vec(), tokens }
-}
-
-fn refused(shared: Vec<SharedBlocks>) -> bool {
-    std::panic::catch_unwind(|| BlockTables::new(shared, 2, &Device::flex())).is_err()
-}
-
-#[test]
-fn tables_that_one_sequence_would_spoil_for_another_are_refused() {
-    let two = |prefix: &[u32], a, b| {
-        let shared = SharedBlocks { blocks: prefix.to_vec(), members: vec![a, b] };
-        refused(vec![shared])
-    };
-    assert!(!two(&[3], member(0, &[1], 16), member(1, &[2], 1)));
-    // blocks that are there in advance
-    assert!(!two(&[3], member(0, &[1, 4], 16), member(1, &[2, 4], 1)));
-    assert!(two(&[3], member(0, &[1], 16), member(1, &[1], 1)), "one last block");
-    assert!(two(&[1], member(0, &[1], 16), member(1, &[2], 1)), "a prefix");
-    assert!(two(&[3], member(0, &[1], 16), member(1, &[1, 2], 17)), "read by another");
-    assert!(two(&[3], member(0, &[1], 16), member(0, &[2], 1)), "one row");
-    assert!(two(&[3], member(0, &[1], 16), member(2, &[2], 1)), "a row outside");
-    assert!(two(&[3], member(0, &[1], 17), member(1, &[2], 1)), "too few blocks");
-    assert!(two(&[3], member(0, &[1], 0), member(1, &[2], 1)), "no token");
-}

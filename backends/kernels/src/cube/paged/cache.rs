@@ -11,11 +11,10 @@ use firebrick_spec::BLOCK_SIZE;
 
 /// Slots on the device, which must all be in a pool of `slots` slots.
 fn mapped(mapping: &SlotMapping, slots: usize) -> CubeTensor {
-    for &slot in &mapping.slots {
+    for &slot in mapping.slots() {
         assert!((slot as usize) < slots, "slot {slot} of a pool of {slots} slots");
     }
-    let on_device = mapping.on_device.as_ref();
-    integers(on_device.expect("slots for the pool's device"))
+    integers(mapping.on_device().expect("slots for the pool's device"))
 }
 
 /// See [`crate::write_kv`].

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 /// Indices into rows of a forward pass, the last inputs of the sequences before them, and a row of zeros at the end.
 #[derive(Debug)]
-pub(crate) struct TapRows {
+pub struct TapRows {
     /// For each tap the row that every row multiplies with it.
     pub taps: Vec<Tensor<1, Int>>,
     /// The last inputs of every sequence, `[sequences · (taps − 1)]`.
@@ -38,7 +38,8 @@ impl TapRows {
 
 /// Sequences padded to one length in each generation, and back.
 #[derive(Debug)]
-pub(crate) struct PaddedRows {
+pub struct PaddedRows {
+    /// The generations, the first one without parents.
     pub generations: Vec<PaddedGeneration>,
     /// The padded place of every row, those of one generation behind those of the other, and the one after all of them
     /// for a row in no sequence.
@@ -47,9 +48,10 @@ pub(crate) struct PaddedRows {
 
 /// The sequences of a generation.
 #[derive(Debug)]
-pub(crate) struct PaddedGeneration {
+pub struct PaddedGeneration {
     /// The row of every padded place, `[sequences · width]`; the one after all rows for padding.
     pub spread: Tensor<1, Int>,
+    /// Sequences of the generation.
     pub sequences: usize,
     /// Rows of a sequence: a power of two, or whole chunks.
     pub width: usize,

@@ -1,11 +1,11 @@
 //! Arguments of operations besides tensors, and their results, on any backend.
 
-use super::prefix_groups::PrefixGroups;
+use crate::prefix_groups::PrefixGroups;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::sync::Arc;
 
 /// Integers on a device, in i32.
-pub(super) fn int_tensor(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+pub fn int_tensor(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let length = values.len();
     Tensor::from_data(TensorData::new(values, [length]), (device, DType::I32))
 }
@@ -19,17 +19,6 @@ pub enum Transposed {
     Left,
     /// `a · bᵀ`, of `[m, k]` and `[n, k]`.
     Right,
-}
-
-impl Transposed {
-    /// The product in tensor operations.
-    pub(super) fn matmul(self, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
-        match self {
-            Self::Neither => a.matmul(b),
-            Self::Left => a.transpose().matmul(b),
-            Self::Right => a.matmul(b.transpose()),
-        }
-    }
 }
 
 /// Heads of rows `[queries | keys | values]`.
@@ -133,33 +122,6 @@ pub struct Scaling {
     pub softcap: Option<f64>,
 }
 
-impl Scaling {
-    /// Scaled logits, in tensor operations.
-    pub(super) fn apply(self, logits: Tensor<2>) -> Tensor<2> {
-        let capped = match self.softcap {
-            Some(cap) => (logits / cap).tanh() * cap,
-            None => logits,
-        };
-        if self.divides() { capped / self.temperature } else { capped }
-    }
-
-    /// The gradient with respect to logits, given that of scaled ones, `z`.
-    pub(super) fn gradient(self, z: &Tensor<2>, dz: Tensor<2>) -> Tensor<2> {
-        let capped = match self.softcap {
-            Some(cap) => {
-                let t = z.clone() * (self.temperature / cap);
-                dz * (t.clone() * t).neg().add_scalar(1.0)
-            }
-            None => dz,
-        };
-        if self.divides() { capped / self.temperature } else { capped }
-    }
-
-    fn divides(self) -> bool {
-        (self.temperature - 1.0).abs() >= f64::EPSILON
-    }
-}
-
 /// Gradients of a row's scores, `[rows, 1]` each, where the target of a row may be none of the columns.
 #[derive(Clone, Debug)]
 pub struct RowGradients {
@@ -171,9 +133,9 @@ pub struct RowGradients {
     pub entropy: Option<Tensor<2>>,
 }
 
-/// Running statistics of rows after some tiles of their logits, from [`crate::score_tile`].
+/// Running statistics of rows after some tiles of their logits, as `score_tile` of `firebrick-kernels` leaves them.
 #[derive(Debug)]
-pub struct RunningScores(pub(super) Tensor<2>);
+pub struct RunningScores(pub Tensor<2>);
 
 /// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m
 /// ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g², the value becomes `keep · value − rate · m / (√v /
@@ -230,15 +192,15 @@ pub struct QuantizedBlocks {
 #[derive(Clone, Debug)]
 pub struct RowsByToken {
     /// All rows, sorted by token and then by index.
-    pub(super) order: Tensor<1, Int>,
+    pub order: Tensor<1, Int>,
     /// The offset of each token's rows in `order`, and the length of `order`.
-    pub(super) starts: Tensor<1, Int>,
+    pub starts: Tensor<1, Int>,
     /// The tokens.
-    pub(super) ids: Tensor<1, Int>,
+    pub ids: Tensor<1, Int>,
     /// Number of distinct tokens.
-    pub(super) count: usize,
+    pub count: usize,
     /// The token of every row, on the host.
-    pub(super) rows: Arc<[i32]>,
+    pub rows: Arc<[i32]>,
 }
 
 impl RowsByToken {

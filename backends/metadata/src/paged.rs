@@ -4,16 +4,16 @@
 //! A block has [`BLOCK_SIZE`] tokens. Slot s of a pool is token `s % BLOCK_SIZE` of block `s / BLOCK_SIZE`; the slots
 //! of one head are contiguous, so that neighbouring blocks are one range of memory.
 
-use super::cpu::SlotRuns;
-use super::cpu::zeros::{int_zeros, zeros};
-use super::sequence_blocks::SharedBlocks;
-use super::shapes::int_tensor;
+use crate::sequence_blocks::SharedBlocks;
+use crate::shapes::int_tensor;
+use crate::slot_runs::SlotRuns;
 use burn::tensor::{DType, Device, Int, Tensor};
 use firebrick_device::device::is_cpu;
+use firebrick_device::zeros::{int_zeros, zeros};
 use firebrick_spec::BLOCK_SIZE;
 
 /// Tokens from which a GPU divides the attention of a sequence among several cubes.
-pub(super) const MIN_SPLIT_TOKENS: usize = 1024;
+pub const MIN_SPLIT_TOKENS: usize = 1024;
 
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
@@ -21,8 +21,8 @@ pub enum KvPool {
     /// In a float type: keys and values, `[kv_heads, slots, dim]` each.
     Float {
         /// Keys, with their rotary embedding. On the CPU the keys of a block are stored transposed, `[dim,
-        /// BLOCK_SIZE]`, in the memory of its slots, in 8 bits too; [`gather_kv`](super::gather_kv) gives the rows
-        /// back.
+        /// BLOCK_SIZE]`, in the memory of its slots, in 8 bits too; `gather_kv` of `firebrick-kernels` gives the
+        /// rows back.
         keys: Tensor<3>,
         /// Values.
         values: Tensor<3>,
@@ -117,9 +117,8 @@ impl KvPool {
 /// Slots of a pool, one for each row of a tensor.
 #[derive(Clone, Debug)]
 pub struct SlotMapping {
-    pub(super) slots: Vec<u32>,
-    /// `[slots]` in i32, for GPU kernels.
-    pub(super) on_device: Option<Tensor<1, Int>>,
+    slots: Vec<u32>,
+    on_device: Option<Tensor<1, Int>>,
 }
 
 impl SlotMapping {
@@ -127,6 +126,16 @@ impl SlotMapping {
     pub fn new(slots: Vec<u32>, device: &Device) -> Self {
         let on_device = (!is_cpu(device)).then(|| int_tensor(slots.iter().map(|&slot| slot as i32).collect(), device));
         Self { slots, on_device }
+    }
+
+    /// The slots.
+    pub fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
+    /// The slots for GPU kernels, `[slots]` in i32; none on the CPU.
+    pub fn on_device(&self) -> Option<&Tensor<1, Int>> {
+        self.on_device.as_ref()
     }
 
     /// Number of slots.
@@ -144,26 +153,27 @@ impl SlotMapping {
 #[derive(Clone, Debug)]
 pub struct BlockTables {
     /// For GPU kernels.
-    pub(super) on_device: Option<DeviceTables>,
+    pub on_device: Option<DeviceTables>,
     /// For the CPU's kernel.
-    pub(super) on_cpu: Option<SlotRuns>,
+    pub on_cpu: Option<SlotRuns>,
 }
 
 /// Block tables for GPU kernels.
 #[derive(Clone, Debug)]
-pub(super) struct DeviceTables {
+pub struct DeviceTables {
     /// [`TableWords::words`], i32.
     pub table: Tensor<1, Int>,
     /// Blocks of a row in the table.
     pub stride: usize,
-    /// See [`TableWords`].
+    /// See [`TableWords::longest`].
     pub longest: usize,
+    /// See [`TableWords::most`].
     pub most: usize,
 }
 
 /// A block table as GPU kernels read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TableWords {
+pub struct TableWords {
     /// `[rows]`: the tokens of each row's sequence, 0 for a row in none. `[rows]`: the rows, those in a sequence first.
     /// `[rows]`: each row's index among those. `[rows, stride]`: each row's blocks, padded with zeros.
     pub words: Vec<i32>,
@@ -178,7 +188,7 @@ pub(super) struct TableWords {
 
 impl TableWords {
     /// For a step of `rows` rows, with at least `stride` blocks of a row.
-    pub(super) fn new(shared: &[SharedBlocks], rows: usize, stride: usize) -> Self {
+    pub fn new(shared: &[SharedBlocks], rows: usize, stride: usize) -> Self {
         let members =
             || shared.iter().flat_map(|group| group.members.iter().map(move |member| (&group.blocks, member)));
         let blocks = members().map(|(prefix, member)| prefix.len() + member.blocks.len());
@@ -240,9 +250,9 @@ impl BlockTables {
 #[derive(Clone, Debug)]
 pub struct RotaryAngles {
     /// For the CPU's kernel: `[rows, 1, dim / 2]` each.
-    pub(super) on_cpu: Option<[Tensor<3>; 2]>,
+    pub on_cpu: Option<[Tensor<3>; 2]>,
     /// For GPU kernels, which bind at most eight buffers: both in one, `[rows, 1, dim]` in f32, cosines first.
-    pub(super) on_device: Option<Tensor<3>>,
+    pub on_device: Option<Tensor<3>>,
 }
 
 impl RotaryAngles {

@@ -1,29 +1,31 @@
 //! Tensors of zeros that take memory only where they are written.
 
-use super::autodiff::{to_int_tensor, to_tensor};
+#![allow(unsafe_code, reason = "a tensor on pages of its own has no safe form")]
+
+use crate::allocator::{CountedPages, map_pages};
+use crate::device::is_cpu;
+use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
-use firebrick_device::allocator::{CountedPages, map_pages};
-use firebrick_device::device::is_cpu;
 use std::mem::MaybeUninit;
 
 /// Bytes from which a tensor gets pages of its own.
 const LARGE: usize = 1 << 20;
 
-/// Zeros for keys or values. On the CPU a large tensor gets pages from the system, which take memory as soon as they
-/// are written: the global allocator would write zeros to memory that was used before, and so take all of it.
-pub(crate) fn zeros<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+/// A tensor of zeros. On the CPU a large one without autodiff gets pages from the system, which take memory as soon as
+/// they are written: the global allocator would write zeros to memory that was used before, and so take all of it.
+pub fn zeros<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
     match pages(&shape, dtype, device) {
-        Some(tensor) => to_tensor(tensor),
+        Some(tensor) => Tensor::from_primitive::<Flex>(tensor),
         None => Tensor::zeros(shape, (device, dtype)),
     }
 }
 
 /// [`zeros`] in i32.
-pub(crate) fn int_zeros<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+pub fn int_zeros<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Int> {
     match pages(&shape, DType::I32, device) {
-        Some(tensor) => to_int_tensor(tensor),
+        Some(tensor) => Tensor::from_primitive::<Flex>(tensor),
         None => Tensor::zeros(shape, (device, DType::I32)),
     }
 }

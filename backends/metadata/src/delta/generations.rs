@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// The parents and children of the sequences of a forward pass.
 #[derive(Debug)]
-pub(crate) struct Generations {
+pub struct Generations {
     /// Of each sequence the one whose end state it begins with.
     pub parents: Vec<Option<usize>>,
     /// Of each sequence those that begin with its end state, in their order.
@@ -20,10 +20,12 @@ pub(crate) struct Generations {
 
 /// A row of a descendant that a convolution's last inputs of a sequence reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reader {
+pub struct Reader {
     /// Rows between the end of the sequence and this one, in the descendant's view.
     pub offset: usize,
+    /// The row.
     pub row: usize,
+    /// The descendant.
     pub sequence: usize,
 }
 

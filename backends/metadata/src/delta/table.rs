@@ -14,9 +14,12 @@ use std::ops::Range;
 /// - A chunk has its first row, the row after its last, and its sequence.
 /// - A reader has its offset, its row and its sequence.
 #[derive(Clone, Debug)]
-pub(crate) struct SequenceTable {
+pub struct SequenceTable {
+    /// The table, i32.
     pub words: Tensor<1, Int>,
+    /// Number of sequences.
     pub sequences: usize,
+    /// Number of chunks.
     pub chunks: usize,
     /// Rows that are in a sequence.
     pub rows: usize,
@@ -85,11 +88,12 @@ impl SequenceTable {
         }
     }
 
-    /// Offsets in the table of chunks and of rows.
+    /// The offset of chunks in the table.
     pub fn chunks_at(&self) -> usize {
         self.sequences * SEQUENCE_FIELDS
     }
 
+    /// The offset of rows in the table.
     pub fn rows_at(&self) -> usize {
         self.chunks_at() + self.chunks * CHUNK_FIELDS
     }

@@ -1,6 +1,6 @@
 //! The sequences of a forward pass, as attention kernels take them.
 
-use super::shapes::int_tensor;
+use crate::shapes::int_tensor;
 use burn::tensor::{Device, Int, Tensor};
 use firebrick_device::device::is_cpu;
 use std::cmp::Reverse;
@@ -9,14 +9,16 @@ use std::sync::{Arc, OnceLock};
 
 /// Rows of a block on GPUs, at most: queries, or in the backward pass keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlockRows {
+pub enum BlockRows {
+    /// 64 rows.
     Of64,
+    /// 128 rows.
     Of128,
 }
 
 impl BlockRows {
     /// The number of rows.
-    pub(super) const fn count(self) -> usize {
+    pub const fn count(self) -> usize {
         match self {
             Self::Of64 => 64,
             Self::Of128 => 128,
@@ -24,9 +26,10 @@ impl BlockRows {
     }
 }
 
-/// Fields of a block and of a span in their table.
-pub(super) const BLOCK_FIELDS: usize = 5;
-pub(super) const SPAN_FIELDS: usize = 3;
+/// Fields of a block in a [`BlockTable`].
+pub const BLOCK_FIELDS: usize = 5;
+/// Fields of a span in a [`BlockTable`].
+pub const SPAN_FIELDS: usize = 3;
 
 /// Consecutive rows of one sequence, or of several that begin with them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,9 +90,8 @@ impl PrefixTree {
 /// The sequences of a forward pass: no row is in two runs. Made once, used by every layer.
 #[derive(Clone, Debug)]
 pub struct PrefixGroups {
-    pub(super) trees: Arc<[PrefixTree]>,
-    /// Their blocks, for GPU kernels.
-    pub(super) blocks: Option<Blocks>,
+    trees: Arc<[PrefixTree]>,
+    blocks: Option<Blocks>,
 }
 
 impl PrefixGroups {
@@ -100,11 +102,21 @@ impl PrefixGroups {
             (!is_cpu(device)).then(|| Blocks { trees: trees.clone(), device: device.clone(), tables: Arc::default() });
         Self { trees, blocks }
     }
+
+    /// The sequences.
+    pub fn trees(&self) -> &[PrefixTree] {
+        &self.trees
+    }
+
+    /// Their blocks for GPU kernels; none on the CPU.
+    pub fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_ref()
+    }
 }
 
 /// The tables of GPU kernels, by the rows of their blocks; each is made when a kernel first asks for it.
 #[derive(Clone, Debug)]
-pub(super) struct Blocks {
+pub struct Blocks {
     trees: Arc<[PrefixTree]>,
     device: Device,
     tables: Arc<[OnceLock<BlockTable>; 2]>,
@@ -115,7 +127,7 @@ pub(super) struct Blocks {
 /// its first row, the row after its last, the position of the first, and the range of its spans; a span has its first
 /// row, the row after its last, and the position of the first.
 #[derive(Clone, Debug)]
-pub(super) struct BlockTable {
+pub struct BlockTable {
     /// Both kinds of blocks, and all spans.
     pub entries: Tensor<1, Int>,
     /// The number of blocks of queries, and that of blocks of keys.
@@ -124,19 +136,19 @@ pub(super) struct BlockTable {
 
 impl BlockTable {
     /// The offset of blocks of keys.
-    pub(super) fn keys(&self) -> usize {
+    pub fn keys(&self) -> usize {
         self.count * BLOCK_FIELDS
     }
 
     /// The offset of spans.
-    pub(super) fn spans(&self) -> usize {
+    pub fn spans(&self) -> usize {
         2 * self.count * BLOCK_FIELDS
     }
 }
 
 impl Blocks {
     /// The table with blocks of some rows.
-    pub(super) fn table(&self, rows: BlockRows) -> &BlockTable {
+    pub fn table(&self, rows: BlockRows) -> &BlockTable {
         self.tables[rows as usize].get_or_init(|| {
             let (entries, count) = table(&self.trees, rows.count());
             BlockTable { entries: int_tensor(entries, &self.device), count }
@@ -144,7 +156,7 @@ impl Blocks {
     }
 
     /// The number of rows that are in a sequence.
-    pub(super) fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.trees.iter().flat_map(|tree| &tree.runs).map(|run| run.rows.len()).sum()
     }
 }

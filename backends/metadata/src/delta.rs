@@ -4,9 +4,9 @@ mod gathers;
 mod generations;
 mod table;
 
-pub(super) use gathers::{PaddedGeneration, PaddedRows, TapRows};
-pub(super) use generations::{Generations, Reader};
-pub(super) use table::SequenceTable;
+pub use gathers::{PaddedGeneration, PaddedRows, TapRows};
+pub use generations::{Generations, Reader};
+pub use table::SequenceTable;
 
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use firebrick_device::device::is_cpu;
@@ -14,15 +14,17 @@ use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
 
 /// Tokens of a chunk on GPUs, and in tensor operations.
-pub(super) const CHUNK: usize = 64;
+pub const CHUNK: usize = 64;
 
 /// Most taps of a convolution's GPU kernel: a unit has an input and a weight of each in registers.
-pub(super) const MAX_TAPS: usize = 32;
+pub const MAX_TAPS: usize = 32;
 
-/// Fields of a sequence, of a chunk and of a reader in their table.
-pub(super) const SEQUENCE_FIELDS: usize = 11;
-pub(super) const CHUNK_FIELDS: usize = 3;
-pub(super) const READER_FIELDS: usize = 3;
+/// Fields of a sequence in a [`SequenceTable`].
+pub const SEQUENCE_FIELDS: usize = 11;
+/// Fields of a chunk in a [`SequenceTable`].
+pub const CHUNK_FIELDS: usize = 3;
+/// Fields of a reader in a [`SequenceTable`].
+pub const READER_FIELDS: usize = 3;
 
 /// The rows of one sequence in a forward pass, one behind the other, and the state that they begin with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +43,7 @@ pub struct StateRows {
 pub struct SequenceRows {
     sequences: Arc<[StateRows]>,
     generations: Arc<Generations>,
-    /// Their table for GPU kernels.
-    pub(super) table: Option<SequenceTable>,
+    table: Option<SequenceTable>,
     device: Device,
     /// Indices of tensor operations, made where they are needed first.
     gathers: Arc<Gathers>,
@@ -95,28 +96,33 @@ impl SequenceRows {
         Self { sequences, generations, table, device: device.clone(), gathers: Arc::default() }
     }
 
+    /// Their table for GPU kernels; none on the CPU.
+    pub fn table(&self) -> Option<&SequenceTable> {
+        self.table.as_ref()
+    }
+
     /// The parents and children of the sequences.
-    pub(super) fn generations(&self) -> &Generations {
+    pub fn generations(&self) -> &Generations {
         &self.generations
     }
 
     /// See [`Generations::rows_before`].
-    pub(super) fn rows_before(&self, sequence: usize, count: usize) -> Vec<usize> {
+    pub fn rows_before(&self, sequence: usize, count: usize) -> Vec<usize> {
         self.generations.rows_before(|i| self[i].rows.clone(), sequence, count)
     }
 
     /// See [`Generations::readers`].
-    pub(super) fn readers(&self, sequence: usize, reach: usize) -> Vec<Reader> {
+    pub fn readers(&self, sequence: usize, reach: usize) -> Vec<Reader> {
         self.generations.readers(|i| self[i].rows.clone(), sequence, reach)
     }
 
     /// The inputs of a convolution among `rows` rows.
-    pub(super) fn tap_rows(&self, rows: usize, taps: usize) -> &TapRows {
+    pub fn tap_rows(&self, rows: usize, taps: usize) -> &TapRows {
         self.gathers.taps.get_or_init(|| TapRows::new(self, rows, taps, &self.device))
     }
 
     /// The sequences in rows of one length.
-    pub(super) fn padded_rows(&self, rows: usize) -> &PaddedRows {
+    pub fn padded_rows(&self, rows: usize) -> &PaddedRows {
         self.gathers.padded.get_or_init(|| PaddedRows::new(self, rows, &self.device))
     }
 
@@ -126,14 +132,14 @@ impl SequenceRows {
     }
 
     /// The states of the sequences in a pool, `[sequences, numbers]`, zeros where they begin.
-    pub(super) fn read(&self, pool: &Tensor<2>) -> Tensor<2> {
+    pub fn read(&self, pool: &Tensor<2>) -> Tensor<2> {
         let continues: Vec<f32> = self.iter().map(|sequence| if sequence.begins { 0.0 } else { 1.0 }).collect();
         let continues = TensorData::new(continues, [self.len(), 1]);
         pool.clone().select(0, self.slots()) * Tensor::from_data(continues, (&pool.device(), pool.dtype()))
     }
 
-    /// A pool with other states of the sequences.
-    pub(super) fn write(&self, pool: Tensor<2>, states: Tensor<2>) -> Tensor<2> {
+    /// A pool, `[slots, numbers]`, with other states of the sequences, `[sequences, numbers]`.
+    pub fn write(&self, pool: Tensor<2>, states: Tensor<2>) -> Tensor<2> {
         write_slots(pool, self.slots(), states)
     }
 }

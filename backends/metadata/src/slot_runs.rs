@@ -12,38 +12,61 @@ const PIECE: usize = 2 * BLOCK_SIZE;
 
 /// The sequences of a step.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SlotRuns {
+pub struct SlotRuns {
     /// Neighbouring slots, of all prefixes and sequences.
     runs: Vec<Range<usize>>,
     sequences: Vec<Sequence>,
     parts: Vec<Part>,
-    /// Slots that a pool has at least, rows that the step's tensors have at least, and tokens to read.
-    pub(super) slots: usize,
-    pub(super) rows: usize,
-    pub(super) tokens: usize,
+    slots: usize,
+    rows: usize,
+    tokens: usize,
 }
 
 /// A sequence.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
-    /// Its row in the step's tensors.
-    pub(super) row: usize,
-    /// The slot of its new token.
-    pub(super) last: usize,
-    /// Tokens after the shared prefix.
-    pub(super) tokens: usize,
+pub struct Sequence {
+    row: usize,
+    last: usize,
+    tokens: usize,
     runs: Range<usize>,
 }
 
 /// Sequences that begin with the same tokens, up to [`MAX_MEMBERS`] of them.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
-    /// Tokens that they share.
-    pub(super) tokens: usize,
+pub struct Part {
+    tokens: usize,
     prefix: Range<usize>,
     members: Range<usize>,
     /// All parts with this prefix.
     whole: Range<usize>,
+}
+
+impl Sequence {
+    /// Its row in the step's tensors.
+    #[inline]
+    pub fn row(&self) -> usize {
+        self.row
+    }
+
+    /// The slot of its new token.
+    #[inline]
+    pub fn last(&self) -> usize {
+        self.last
+    }
+
+    /// Tokens after the shared prefix.
+    #[inline]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+}
+
+impl Part {
+    /// Tokens that its sequences share.
+    #[inline]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
 }
 
 impl SlotRuns {
@@ -52,7 +75,7 @@ impl SlotRuns {
     /// # Panics
     /// If a row is outside the step or in two sequences, a sequence has too few blocks for its tokens or none, or
     /// another one reads the block that it writes its new token to.
-    pub(crate) fn new(shared: &[SharedBlocks], rows: usize) -> Self {
+    pub fn new(shared: &[SharedBlocks], rows: usize) -> Self {
         let mut runs = Self::default();
         for group in shared {
             runs.push(group);
@@ -144,45 +167,57 @@ impl SlotRuns {
         }
     }
 
+    /// Slots that a pool has at least.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Rows that the step's tensors have at least.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Tokens to read.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// Tasks for a pool of `heads` heads.
-    pub(super) fn tasks(&self, heads: usize) -> usize {
+    pub fn tasks(&self, heads: usize) -> usize {
         self.parts.len() * heads
     }
 
     /// The head and the sequences of a task. Those that read the same prefix follow each other, so that it stays in a
     /// core's cache.
-    pub(super) fn task(&self, heads: usize, index: usize) -> (usize, &Part) {
+    pub fn task(&self, heads: usize, index: usize) -> (usize, &Part) {
         let whole = &self.parts[index / heads].whole;
         let within = index - whole.start * heads;
         let part = whole.start + within % whole.len();
         (within / whole.len(), &self.parts[part])
     }
 
-    pub(super) fn members(&self, part: &Part) -> &[Sequence] {
+    /// The sequences of a part.
+    pub fn members(&self, part: &Part) -> &[Sequence] {
         &self.sequences[part.members.clone()]
     }
 
     /// The slots of a part's prefix, without its first `hidden` tokens, in pieces of at most [`PIECE`].
     #[inline]
-    pub(super) fn prefix(&self, part: &Part, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    pub fn prefix(&self, part: &Part, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         pieces(hidden, &self.runs[part.prefix.clone()])
     }
 
     /// The slots of the blocks of a sequence's own tokens, without the first `hidden` tokens, which are whole blocks.
     /// The last block may have slots without tokens.
     #[inline]
-    pub(super) fn suffix_blocks(
-        &self,
-        sequence: &Sequence,
-        hidden: usize,
-    ) -> impl Iterator<Item = Range<usize>> + Clone {
+    pub fn suffix_blocks(&self, sequence: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         let pieces = self.suffix(sequence, hidden);
         pieces.map(|piece| piece.start..piece.end.next_multiple_of(BLOCK_SIZE))
     }
 
     /// The slots of a sequence's own tokens, as those of a prefix.
     #[inline]
-    pub(super) fn suffix(&self, sequence: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    pub fn suffix(&self, sequence: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         pieces(hidden, &self.runs[sequence.runs.clone()])
     }
 }
@@ -199,4 +234,35 @@ fn pieces(mut hidden: usize, runs: &[Range<usize>]) -> impl Iterator<Item = Rang
         let starts = run.clone().step_by(PIECE);
         starts.map(move |start| start..run.end.min(start + PIECE))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(row: usize, blocks: &[u32], tokens: usize) -> SequenceBlocks {
+        SequenceBlocks { row, blocks: blocks.to_vec(), tokens }
+    }
+
+    fn refused(shared: &[SharedBlocks]) -> bool {
+        std::panic::catch_unwind(|| SlotRuns::new(shared, 2)).is_err()
+    }
+
+    #[test]
+    fn tables_that_one_sequence_would_spoil_for_another_are_refused() {
+        let two = |prefix: &[u32], a, b| {
+            let shared = SharedBlocks { blocks: prefix.to_vec(), members: vec![a, b] };
+            refused(&[shared])
+        };
+        assert!(!two(&[3], member(0, &[1], 16), member(1, &[2], 1)));
+        // blocks that are there in advance
+        assert!(!two(&[3], member(0, &[1, 4], 16), member(1, &[2, 4], 1)));
+        assert!(two(&[3], member(0, &[1], 16), member(1, &[1], 1)), "one last block");
+        assert!(two(&[1], member(0, &[1], 16), member(1, &[2], 1)), "a prefix");
+        assert!(two(&[3], member(0, &[1], 16), member(1, &[1, 2], 17)), "read by another");
+        assert!(two(&[3], member(0, &[1], 16), member(0, &[2], 1)), "one row");
+        assert!(two(&[3], member(0, &[1], 16), member(2, &[2], 1)), "a row outside");
+        assert!(two(&[3], member(0, &[1], 17), member(1, &[2], 1)), "too few blocks");
+        assert!(two(&[3], member(0, &[1], 0), member(1, &[2], 1)), "no token");
+    }
 }
