@@ -23,11 +23,11 @@ pub(crate) fn accumulate(sum: Tensor<2>, gradient: &Tensor<2>) -> Tensor<2> {
 fn add<F: Float, N: Size>(
     sum: &mut [Vector<f32, N>],
     gradient: &[Vector<F, N>],
-    n: usize,
+    vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
-    if i < n {
+    if i < vectors {
         sum[i] += Vector::<f32, N>::cast_from(gradient[i]);
     }
 }

@@ -84,21 +84,20 @@ pub(super) fn activation(x: f32, #[comptime] gate: Activation) -> (f32, f32) {
     }
 }
 
-/// Gates of rows, which are `joined` with what they gate where both are one tensor of twice the width. `n` and `width`
-/// count vectors.
+/// Gates of rows, which are `joined` with what they gate where both are one tensor of twice the width. `width` counts vectors.
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float, N: Size>(
     gates: &[Vector<F, N>],
     up: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
-    n: usize,
+    vectors: usize,
     width: usize,
     #[comptime] kind: Activation,
     #[comptime] joined: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
-    if i < n {
+    if i < vectors {
         let mut gate_at = i;
         let mut up_at = i;
         if joined {
@@ -123,12 +122,12 @@ fn backward<F: Float, N: Size>(
     g: &[Vector<F, N>],
     d_gate: &mut [Vector<F, N>],
     d_up: &mut [Vector<F, N>],
-    n: usize,
+    vectors: usize,
     #[comptime] kind: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
-    if i < n {
+    if i < vectors {
         let (x, factor, incoming) = (gate[i], up[i], g[i]);
         let mut of_gate = Vector::<F, N>::cast_from(0u32);
         let mut of_up = Vector::<F, N>::cast_from(0u32);
