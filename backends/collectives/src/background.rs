@@ -145,6 +145,10 @@ impl Collective for Background {
         self.group.size()
     }
 
+    fn shares_process(&self) -> bool {
+        self.group.shares_process()
+    }
+
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let group = self.after_all(|group| group.split(color, key))?;
         Ok(Self::over(group))

@@ -18,6 +18,10 @@ impl Collective for Staged {
         self.ranks.len()
     }
 
+    fn shares_process(&self) -> bool {
+        self.transport.shares_process()
+    }
+
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let free = self.transport.channels().load(Relaxed);
         let numbers = [color as u64, key as u64, free];

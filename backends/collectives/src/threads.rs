@@ -61,6 +61,10 @@ struct Endpoint {
 }
 
 impl Transport for Endpoint {
+    fn shares_process(&self) -> bool {
+        true
+    }
+
     fn rank(&self) -> usize {
         self.rank
     }

@@ -23,6 +23,11 @@ pub trait Collective: Any + Debug + Send + Sync {
     /// Ranks of the group.
     fn size(&self) -> usize;
 
+    /// True if all ranks are threads of this process, and not processes.
+    fn shares_process(&self) -> bool {
+        false
+    }
+
     /// The ranks that give the same `color` as a group of their own, ordered by `key` and then by their rank here.
     ///
     /// Errors of that group name ranks of the whole world. A rank of it that fails says so here, with

@@ -13,6 +13,11 @@ pub(super) trait Transport: Debug + Send + Sync {
     /// Ranks of the world.
     fn size(&self) -> usize;
 
+    /// True if all ranks are threads of this process.
+    fn shares_process(&self) -> bool {
+        false
+    }
+
     /// Sends a message, at most a frame long, and does not wait until it has arrived.
     fn post(&self, to: usize, channel: u64, message: Message) -> Result<()>;
 

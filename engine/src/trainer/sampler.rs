@@ -19,6 +19,7 @@ use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
 use firebrick_backends::Precision;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
+use firebrick_backends::device::Backend;
 use firebrick_models::Decoder;
 use firebrick_models::random::DrawKey;
 use firebrick_models::tokenizer::EndTokens;
@@ -185,7 +186,7 @@ impl Sampler {
         first: u64,
         shard: &PromptShard,
     ) -> Result<(Sampled, GenerationStats, RewardWorker)> {
-        let Session { config, source, data, turns, .. } = self.session.as_ref();
+        let Session { config, source, data, turns, world, .. } = self.session.as_ref();
         let (rollout, step) = (&config.rollout, run.step);
         let key = |prompt_index: u64| DrawKey {
             seed: config.trainer.seed,
@@ -216,7 +217,11 @@ impl Sampler {
         let mut count = 0_usize;
         let raise_peak = runtime.peak_reader();
         let request = &run.planned.request;
-        let captured = rollout.cuda_graphs().sizes(request.profile.backend, policy.limits.max_num_seqs);
+        let backend = request.profile.backend;
+        // CUDA loses a capture while any thread of the process allocates, and other ranks do
+        let eager = backend == Backend::Cuda && world.shares_process();
+        let sizes = rollout.cuda_graphs().sizes(backend, policy.limits.max_num_seqs);
+        let captured = if eager { Vec::new() } else { sizes };
         let generator = Generator::new(&policy.decoder, Some(&source.tokenizer), &sampling)?
             .with_accounts(&runtime.accounts)
             .prepack(request.workload.prepack)

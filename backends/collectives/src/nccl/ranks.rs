@@ -354,6 +354,10 @@ impl Collective for NcclRanks {
         self.control.size()
     }
 
+    fn shares_process(&self) -> bool {
+        self.control.shares_process()
+    }
+
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let group = self.control.split(color, key)?;
         let split = Self::over(group, Arc::clone(&self.card))?;

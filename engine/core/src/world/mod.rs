@@ -99,6 +99,11 @@ impl World {
         self.size() == 1
     }
 
+    /// True if other ranks are threads of this process.
+    pub fn shares_process(&self) -> bool {
+        self.all.size() > 1 && self.all.shares_process()
+    }
+
     /// True if this rank writes the run's files: rank 0 does.
     pub fn writes(&self) -> bool {
         self.rank() == 0
@@ -346,6 +351,15 @@ mod tests {
     fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
         let done = Threads::run(size, Settings::default(), |ranks| work(World::new(ranks)));
         done.into_iter().map(|rank| rank.unwrap()).collect()
+    }
+
+    #[test]
+    fn ranks_that_are_threads_share_a_process_and_a_single_rank_shares_it_with_none() {
+        assert!(!World::default().shares_process());
+        for (size, shares) in [(1, false), (2, true)] {
+            let ranks = Threads::world(size, Settings::default());
+            assert!(ranks.into_iter().all(|rank| World::new(rank).shares_process() == shares));
+        }
     }
 
     #[test]
