@@ -31,7 +31,7 @@ pub struct Sequence {
     runs: Range<usize>,
 }
 
-/// Sequences that begin with the same tokens, up to [`MAX_MEMBERS`] of them.
+/// Sequences that begin with the same tokens, up to `MAX_MEMBERS` of them.
 #[derive(Clone, Debug)]
 pub struct Part {
     tokens: usize,
@@ -201,7 +201,7 @@ impl SlotRuns {
         &self.sequences[part.members.clone()]
     }
 
-    /// The slots of a part's prefix, without its first `hidden` tokens, in pieces of at most [`PIECE`].
+    /// The slots of a part's prefix, without its first `hidden` tokens, in pieces of at most `PIECE`.
     #[inline]
     pub fn prefix(&self, part: &Part, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         pieces(hidden, &self.runs[part.prefix.clone()])
