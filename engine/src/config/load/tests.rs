@@ -366,6 +366,7 @@ const NO_PATHS: &[&str] = &[
     "warmup.sft.optim.betas",
     "rollout.kv_cache_memory_bytes",
     "rollout.dynamic_sampling.metric",
+    "trainer.keep_best",
     "trainer.project_name",
     "trainer.experiment_name",
     "memory.checkpoint_layers",
