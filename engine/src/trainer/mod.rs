@@ -154,10 +154,10 @@ impl Trainer {
         report.memory = Some(StepMemory::new(telemetry.ledger.take(), leak));
         self.compare(&report)?;
         self.recovery.telemetry.recorder.step(&report, self.session.steps, mode)?;
-        let mut best = None;
+        let mut best = Ok(None);
         if self.is_due(self.session.config.trainer.test_freq) {
             self.validate()?;
-            best = self.new_best()?;
+            best = self.new_best();
         }
         let telemetry = &mut self.recovery.telemetry;
         telemetry.recorder.end_line(step)?;
@@ -166,12 +166,15 @@ impl Trainer {
         }
         // a negative one: never
         let save_freq = u64::try_from(self.session.config.trainer.save_freq);
-        let is_best = best.is_some();
-        self.recovery.state.best = best.or_else(|| self.recovery.state.best.take());
-        if is_best || save_freq.is_ok_and(|freq| self.is_due(freq)) {
+        // an error is a misspelled metric, which only a validation tells: it loses no step
+        let is_saved = !matches!(best, Ok(None));
+        if let Ok(Some(best)) = &best {
+            self.recovery.state.best = Some(best.clone());
+        }
+        if is_saved || save_freq.is_ok_and(|freq| self.is_due(freq)) {
             self.save()?;
         }
-        Ok(report)
+        best.map(|_| report)
     }
 
     /// Writes the summary of the steps so far. Several ranks call it together.

@@ -397,4 +397,9 @@ fn the_checkpoint_with_the_best_validation_stays_and_is_named() {
     let other = runs.config_with("other", &["trainer.keep_best=val/rewards"]);
     let message = Trainer::builder(other).build().unwrap().run().unwrap_err().to_string();
     assert!(message.contains("val/rewards is not a metric") && message.contains(metric), "{message}");
+    // where the first validation comes late, the steps before it are kept
+    let settings = ["trainer.keep_best=val/rewards", "trainer.val_before_train=false", "trainer.test_freq=2"];
+    let late = runs.config_with("late", &[&settings[..], &["trainer.steps=3", "trainer.save_freq=-1"]].concat());
+    Trainer::builder(late).build().unwrap().run().unwrap_err();
+    assert_eq!(runs.checkpoints("late"), [2]);
 }

@@ -9,7 +9,7 @@ use cubecl::ir::metadata::Info;
 use cubecl::ir::{AddressType, ElemType, Scope, UIntKind};
 use cubecl::server::{KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeKernel, PrecompiledSource};
-use std::fmt::Debug;
+use std::fmt::{self, Debug, Display, Formatter};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Instructions of PTX, as functions.
@@ -32,6 +32,24 @@ pub(super) trait CudaSource: Clone + Debug + Eq + Hash + Send + Sync + 'static {
 
     /// Hash of the sources, which are no part of the keys of caches of compiled kernels.
     fn fingerprint() -> u64;
+}
+
+/// A number in a kernel's source, compared by its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Constant(u32);
+
+impl Constant {
+    /// Holds a number.
+    pub fn new(value: f32) -> Self {
+        Self(value.to_bits())
+    }
+}
+
+impl Display for Constant {
+    /// The number as CUDA C++ writes it.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:e}f", f32::from_bits(self.0))
+    }
 }
 
 /// Hash of some sources.

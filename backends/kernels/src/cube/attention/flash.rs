@@ -3,11 +3,12 @@
 
 use super::blocks::Layout;
 use crate::cube::column_sums::sum_rows;
-use crate::cube::cuda::{CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda};
+use crate::cube::cuda::{
+    Constant, CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda,
+};
 use crate::cube::prelude::*;
 use crate::prefix_groups::{BlockRows, BlockTable, Blocks};
 use cubecl::ir::attributes::BufferIOAttr::{ReadOnly, WriteOnly};
-use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
 
 const TILE: &str = include_str!("flash/tile.cuh");
@@ -43,26 +44,20 @@ struct Tiling {
 }
 
 /// Compile-time parameters of a kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Variant {
     pass: Pass,
     dtype: DType,
     dim: usize,
-    scale: f32,
+    scale: Constant,
     /// The soft-cap.
-    cap: Option<f32>,
+    cap: Option<Constant>,
     sinks: bool,
     /// True if gradients of keys and values stay in f32, for those of other parts of the group to be added.
     partial: bool,
 }
 
 impl Variant {
-    /// The fields, with floats by their bits.
-    fn key(&self) -> (Pass, DType, usize, u32, Option<u32>, bool, bool) {
-        let Self { pass, dtype, dim, scale, cap, sinks, partial } = *self;
-        (pass, dtype, dim, scale.to_bits(), cap.map(f32::to_bits), sinks, partial)
-    }
-
     /// The fastest of some tilings measured on an H200 within 48 KiB of shared memory.
     fn tiling(&self) -> Tiling {
         let (block, warp, others, blocks) = match (self.pass, self.dim) {
@@ -76,23 +71,17 @@ impl Variant {
     }
 
     fn of(pass: Pass, params: &Params, like: &CubeTensor) -> Self {
-        let cap = params.capped.then_some(params.layout.cap);
+        let cap = params.capped.then(|| Constant::new(params.layout.cap));
         let [.., dim] = dims::<3>(like);
-        Self { pass, dtype: like.dtype, dim, scale: params.layout.scale, cap, sinks: false, partial: false }
-    }
-}
-
-impl PartialEq for Variant {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Variant {}
-
-impl Hash for Variant {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.key().hash(state);
+        Self {
+            pass,
+            dtype: like.dtype,
+            dim,
+            scale: Constant::new(params.layout.scale),
+            cap,
+            sinks: false,
+            partial: false,
+        }
     }
 }
 
@@ -119,14 +108,14 @@ impl CudaSource for Variant {
             Pass::Delta => (4, DELTA),
         };
         let Tiling { block, warp, others, blocks } = self.tiling();
-        let (dim, rows, scale, cap) = (self.dim, block.count(), self.scale, self.cap.unwrap_or(1.0));
+        let (dim, rows, scale, cap) = (self.dim, block.count(), self.scale, self.cap.unwrap_or(Constant::new(1.0)));
         let out = if self.partial { "float" } else { "Element" };
         let (capped, sinks) = (self.cap.is_some(), self.sinks);
         let head = format!(
             "#define WARPGROUPS 0\ntypedef {out} Out;\n\
              static const u32 BUFFERS = {buffers}, DIM = {dim}, ROWS = {rows}, WARP_ROWS = {warp}, OTHERS = {others}, BLOCKS = {blocks};\n\
              static const bool CAPPED = {capped}, SINKS = {sinks};\n\
-             static const float SCALE = {scale:e}f, CAP = {cap:e}f;\n"
+             static const float SCALE = {scale}, CAP = {cap};\n"
         );
         [&element_types(self.dtype), &head, PTX, HEADS, TILE, text].concat()
     }
@@ -136,7 +125,7 @@ impl CudaSource for Variant {
             let passes = [Pass::Forward, Pass::QueryGradient, Pass::KeyValueGradients, Pass::Delta];
             let of = |pass| {
                 [64, 96, 128].map(|dim| {
-                    let (dtype, scale, cap) = (DType::BF16, 1.0, None);
+                    let (dtype, scale, cap) = (DType::BF16, Constant::new(1.0), None);
                     Variant { pass, dtype, dim, scale, cap, sinks: false, partial: false }.source()
                 })
             };

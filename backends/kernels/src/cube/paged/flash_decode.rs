@@ -3,11 +3,12 @@
 
 use super::place::{Layout, Sizes};
 use super::pool::CubePool;
-use crate::cube::cuda::{CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda};
+use crate::cube::cuda::{
+    Constant, CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda,
+};
 use crate::cube::prelude::*;
 use cubecl::ir::attributes::BufferIOAttr::{ReadOnly, ReadWrite, WriteOnly};
 use firebrick_spec::BLOCK_SIZE;
-use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
 
 const ATTEND: &str = include_str!("flash_decode/attend.cu");
@@ -22,13 +23,13 @@ const _: () = assert!(BLOCK_SIZE == 16, "attend.cu has 16 tokens in a tile");
 const WARP_NUMBERS: usize = 256;
 
 /// Compile-time parameters of a kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Variant {
     dtype: DType,
     dim: usize,
-    scale: f32,
+    scale: Constant,
     /// The soft-cap.
-    cap: Option<f32>,
+    cap: Option<Constant>,
     sinks: bool,
     biased: bool,
     /// True if a block has a part of a row's columns.
@@ -36,34 +37,14 @@ struct Variant {
 }
 
 impl Variant {
-    /// The fields, with floats by their bits.
-    fn key(&self) -> (DType, usize, u32, Option<u32>, [bool; 3]) {
-        let Self { dtype, dim, scale, cap, sinks, biased, parted } = *self;
-        (dtype, dim, scale.to_bits(), cap.map(f32::to_bits), [sinks, biased, parted])
-    }
-
     fn warps(&self) -> usize {
         (WARP_NUMBERS / self.dim).clamp(1, 4)
     }
 
     fn of(pool: &CubePool, layout: &Layout, sizes: Sizes) -> Self {
         let Sizes { dim, capped, .. } = sizes;
-        let (dtype, cap) = (pool.keys.dtype, capped.then_some(layout.cap));
-        Self { dtype, dim, scale: layout.scale, cap, sinks: false, biased: false, parted: false }
-    }
-}
-
-impl PartialEq for Variant {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Variant {}
-
-impl Hash for Variant {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.key().hash(state);
+        let (dtype, cap) = (pool.keys.dtype, capped.then(|| Constant::new(layout.cap)));
+        Self { dtype, dim, scale: Constant::new(layout.scale), cap, sinks: false, biased: false, parted: false }
     }
 }
 
@@ -78,13 +59,13 @@ impl CudaSource for Variant {
 
     fn source(&self) -> String {
         let Self { dim, scale, sinks, biased, parted, .. } = *self;
-        let (warps, capped, cap) = (self.warps(), self.cap.is_some(), self.cap.unwrap_or(1.0));
+        let (warps, capped, cap) = (self.warps(), self.cap.is_some(), self.cap.unwrap_or(Constant::new(1.0)));
         let out = if parted { "float" } else { "Element" };
         let head = format!(
             "#define WARPGROUPS 0\ntypedef {out} Out;\n\
              static const u32 DIM = {dim}, WARPS = {warps};\n\
              static const bool CAPPED = {capped}, SINKS = {sinks}, BIASED = {biased}, PARTED = {parted};\n\
-             static const float SCALE = {scale:e}f, CAP = {cap:e}f;\n"
+             static const float SCALE = {scale}, CAP = {cap};\n"
         );
         [&element_types(self.dtype), &head, PTX, HEADS, ATTEND].concat()
     }
@@ -92,7 +73,7 @@ impl CudaSource for Variant {
     fn fingerprint() -> u64 {
         static SOURCES: LazyLock<u64> = LazyLock::new(|| {
             let of = |dim| {
-                let (dtype, scale, cap) = (DType::BF16, 1.0, None);
+                let (dtype, scale, cap) = (DType::BF16, Constant::new(1.0), None);
                 Variant { dtype, dim, scale, cap, sinks: false, biased: false, parted: false }.source()
             };
             fingerprint([64, 96, 128, 256].map(of))

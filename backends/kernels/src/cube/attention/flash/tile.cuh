@@ -130,4 +130,5 @@ template <bool OF_KEYS> struct Tiles {
 	}
 };
 
+/* True if a query sees a key, given their positions. */
 DEVICE bool visible(int query, int key, int window) { return key <= query && query - key < window; }
