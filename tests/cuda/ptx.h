@@ -9,6 +9,8 @@ inline uint32_t shared_address(const void *place) { return (uint32_t)((const cha
 inline void copy_async(uint32_t to, const void *from, bool wanted)
 {
 	lane &own = *stand_in_lane;
+	if (to % 16 || (wanted && (uintptr_t)from % 16))
+		stand_in_stop("a copy of 16 bytes is not aligned to 16 bytes");
 	if (own.copies == sizeof own.copied / sizeof *own.copied)
 		stand_in_stop("a thread has more copies under way than the stand-in keeps");
 	own.copied[own.copies++] = {to, wanted ? (const char *)from : nullptr, own.groups};

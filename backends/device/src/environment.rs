@@ -1,4 +1,4 @@
-//! Environment variables: those that drivers read, and the user's cache folder.
+//! Environment variables that drivers read, and the user's cache folder.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

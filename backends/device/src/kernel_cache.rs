@@ -29,8 +29,8 @@ mod database {
     /// Age at which the database of another build is removed.
     const OLD: Duration = Duration::from_secs(60 * 60 * 24 * 30);
 
-    /// The database of this build. `CubeCL`'s keys say which kernel, but what it computes only where the linker writes a
-    /// build id, so every build has a database of its own.
+    /// Name of this build's database. `CubeCL`'s keys identify the code of a kernel only if the linker writes a build id,
+    /// so each build has a separate database.
     pub fn name() -> Option<String> {
         let file = std::env::current_exe().ok()?.metadata().ok()?;
         let built = file.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;

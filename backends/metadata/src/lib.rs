@@ -1,4 +1,4 @@
-//! What kernels are told about a batch, as vLLM's attention metadata: sequences and the prefixes that they share, block
+//! Metadata of a batch for kernels (vLLM's attention metadata): sequences and the prefixes that they share, block
 //! tables of a paged KV cache, rows of experts, and the arguments and results of operations.
 //!
 //! It is made on the host, once for all layers of a forward pass, in the layout that the kernels of a device read.

@@ -36,7 +36,7 @@ struct RecentGraphs<S, G> {
     seen: HashSet<S>,
 }
 
-/// What becomes of a step.
+/// Course of a step.
 #[derive(Debug, PartialEq, Eq)]
 enum Course<'g, G> {
     /// It runs kernel by kernel: the first of its shape compiles and tunes kernels, and there may be no other.

@@ -91,7 +91,7 @@ impl<S: CudaSource> KernelMetadata for CudaKernel<S> {
 }
 
 impl<S: CudaSource> CubeKernel for CudaKernel<S> {
-    /// Nothing: the source stands for it.
+    /// An empty body: `source` has the kernel.
     fn define(&self) -> KernelDefinition {
         let threads = CubeDim::new_1d(self.0.threads() as u32);
         let settings = KernelSettings::new(threads.0, ExecutionMode::Checked, AddressType::U64);

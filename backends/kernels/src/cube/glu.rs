@@ -84,7 +84,7 @@ pub(super) fn activation(x: f32, #[comptime] gate: Activation) -> (f32, f32) {
     }
 }
 
-/// Gates of rows, which are `joined` with what they gate where both are one tensor of twice the width. `width` counts vectors.
+/// activation(gate) · up. If `joined`, both are in one tensor, whose rows are `[gate | up]` of `width` vectors each.
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float, N: Size>(
     gates: &[Vector<F, N>],

@@ -53,7 +53,7 @@ struct Variant {
     /// The soft-cap.
     cap: Option<Constant>,
     sinks: bool,
-    /// True if gradients of keys and values stay in f32, for those of other parts of the group to be added.
+    /// True if gradients of keys and values stay in f32, to be summed over the parts of a group.
     partial: bool,
 }
 
@@ -174,7 +174,7 @@ pub(super) fn forward(
         (q, ReadOnly),
         (k, ReadOnly),
         (v, ReadOnly),
-        // read by kernels with sinks alone
+        // kernels without sinks do not read this buffer
         (sinks.unwrap_or(q), ReadOnly),
         (out, WriteOnly),
         (lse, WriteOnly),

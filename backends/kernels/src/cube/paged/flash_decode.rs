@@ -19,7 +19,7 @@ const MAX_GROUP: usize = 16;
 /// Tokens of a block of the pool that the source knows.
 const _: () = assert!(BLOCK_SIZE == 16, "attend.cu has 16 tokens in a tile");
 
-/// Numbers of a head by the warps of a block: what 48 KiB of shared memory hold, twice.
+/// Elements of a head times warps of a block: each warp has two tiles of keys and values in 48 KiB of shared memory.
 const WARP_NUMBERS: usize = 256;
 
 /// Compile-time parameters of a kernel.
@@ -128,7 +128,7 @@ impl Params<'_> {
             biased: bias.is_some(),
             ..Variant::of(self.pool, self.layout, self.sizes)
         };
-        // what a kernel does not read stands in for what there is not
+        // kernels without bias or sinks do not read these buffers
         let read = [qkv, bias.unwrap_or(qkv), angles, sinks.unwrap_or(angles)];
         self.launch(variant, read, out, 1);
     }
