@@ -1,7 +1,7 @@
 //! Bytes in use on a GPU, phase by phase, under every technique: predicted, and counted by the backend's pools.
 //!
 //! The pools are read before every launch of a kernel, when what it reads and what it writes is there; and at the
-//! boundaries at which a run reads them itself (docs/guides/memory.md, "Readings of a phase").
+//! boundaries at which a run reads them itself (docs/guides/memory.md, "Read the memory of a run").
 
 use burn::tensor::Device;
 use firebrick_backends::accounts::{Balance, Category, Home};
