@@ -433,13 +433,14 @@ fn head_alone(decoder: &Decoder) {
                 let chunk =
                     head.chunk(hidden.clone().narrow(0, start, len), targets.clone().narrow(0, start, len), 1.0);
                 let ones = chunk.scores.logp.ones_like();
-                let found = chunk.backward(&ones, None);
+                let found = chunk.backward(&ones, None, &mut sum);
                 rows.push(found.hidden);
-                let own = found.projection.expect("a trained projection");
-                sum = Some(match sum {
-                    Some(sum) => sum + own,
-                    None => own,
-                });
+                if let Some(own) = found.projection {
+                    sum = Some(match sum.take() {
+                        Some(sum) => sum + own,
+                        None => own,
+                    });
+                }
             }
             seconds = seconds.min(started.elapsed().as_secs_f64());
             let weights = 2 * decoder.arch().vocab_size * hidden_size * 4;

@@ -22,6 +22,7 @@ mod cube;
 mod expert_bias;
 mod experts;
 mod formulas;
+mod gradient_sums;
 mod graph;
 mod operations;
 mod packed;
@@ -45,6 +46,7 @@ pub use firebrick_metadata::shapes::{
 };
 pub use firebrick_metadata::step::{StepInputs, StepRotary, StepShape};
 pub use firebrick_spec::{Activation, Operation};
+pub use gradient_sums::backward_with_sums;
 pub use graph::Graph;
 pub use operations::*;
 pub use packed::PackedWeights;

@@ -41,6 +41,8 @@ pub(super) fn gradient_dtype(decoder: &Decoder) -> DType {
 #[derive(Debug)]
 pub struct Gradients {
     slots: Vec<Option<(Tensor<2>, MemoryGuard)>>,
+    /// Accounts of sums that are lent, with their parameters.
+    lent: Vec<(usize, MemoryGuard)>,
     host: Vec<HostSlot>,
     /// Location of accumulated gradients.
     pub(super) home: Home,
@@ -105,6 +107,7 @@ impl Gradients {
     fn build(params: usize, home: Home, prefetch: usize, accounts: Arc<Accounts>) -> Self {
         Self {
             slots: (0..params).map(|_| None).collect(),
+            lent: Vec::new(),
             host: (0..params).map(|_| HostSlot::default()).collect(),
             home,
             in_flight: VecDeque::new(),
@@ -132,6 +135,25 @@ impl Gradients {
             }
         };
         self.slots[index] = Some(sum);
+    }
+
+    /// Takes out the sum of a parameter's gradients on the device, for something to be added to it. It has to be
+    /// [put back](Self::put_back) before anything else is done with the parameter.
+    pub(super) fn lend(&mut self, index: usize) -> Option<Tensor<2>> {
+        self.slots[index].take().map(|(sum, hold)| {
+            self.lent.push((index, hold));
+            sum
+        })
+    }
+
+    /// Puts back the sum of a parameter's gradients with what was added to it: none was lent where it was empty.
+    pub(super) fn put_back(&mut self, index: usize, sum: Option<Tensor<2>>) {
+        self.norm = None;
+        let lent = self.lent.iter().position(|(lent, _)| *lent == index).map(|place| self.lent.swap_remove(place).1);
+        self.slots[index] = sum.map(|sum| {
+            let hold = lent.unwrap_or_else(|| self.hold(sum.dims(), sum.dtype().size()));
+            (sum, hold)
+        });
     }
 
     /// Adds rows of a gradient at the given row indices, `[n, columns]`, into a matrix of `rows` rows: by the kernel

@@ -88,16 +88,17 @@ impl<'h> TokenChunk<'h> {
         }
     }
 
-    /// Its gradients, given those of the scores, `[rows]` each. Ranks that share the vocabulary sum those of the normed
-    /// rows.
+    /// Its gradients, given those of the scores, `[rows]` each, and the sum that the projection's may be added to
+    /// ([`HeadChunk::backward`]). Ranks that share the vocabulary sum those of the normed rows.
     pub fn backward(
         self,
         d_logp: &Tensor<1>,
         d_entropy: Option<&Tensor<1>>,
+        sum_of_projection: &mut Option<Tensor<2>>,
         runtime: &Runtime,
     ) -> Result<HeadGradients> {
         match self {
-            Self::Whole(chunk) => Ok(chunk.backward(d_logp, d_entropy)),
+            Self::Whole(chunk) => Ok(chunk.backward(d_logp, d_entropy, sum_of_projection)),
             Self::Shared(chunk) => {
                 let part = chunk.backward(d_logp, d_entropy);
                 let normed = sum(part.normed.clone(), runtime)?;
@@ -289,7 +290,9 @@ fn absorb(
     gradients: &mut Gradients,
 ) -> Result<Tensor<2>> {
     let projection = at.decoder.projection_index();
-    let mut head_gradients = chunk.backward(d_logp, d_entropy, at.runtime)?;
+    let mut sum = gradients.lend(projection);
+    let mut head_gradients = chunk.backward(d_logp, d_entropy, &mut sum, at.runtime)?;
+    gradients.put_back(projection, sum);
     let gradient = head_gradients.projection.take();
     head_gradients.projection = gradient.map(|gradient| at.decoder.projection_gradient(gradient));
     Ok(add(at, head_gradients, projection, gradients))

@@ -2,19 +2,38 @@
 
 use super::gradients::Gradients;
 use burn::tensor::{Gradients as Tape, Tensor};
-use firebrick_backends::kernels::backward_root;
+use firebrick_backends::kernels::{backward_root, backward_with_sums};
 use firebrick_models::Decoder;
 use firebrick_models::attention::Qkv;
 use firebrick_models::weights::Weights;
+use std::ops::Range;
 
-/// Gradients of leaves into the accumulators.
-pub(super) fn collect(decoder: &Decoder, unit: usize, leaves: &Weights, tape: &mut Tape, gradients: &mut Gradients) {
-    let range = decoder.units()[unit].range.clone();
-    for (index, leaf) in range.zip(leaves.tensors()) {
-        if let Some(gradient) = leaf.grad_remove(tape) {
+/// Runs the backward pass of a graph from its root. Gradients of its units' leaves go into the accumulators: added there
+/// by the product that computes one where it can, from the tape otherwise. `computed` is called while both exist.
+pub(super) fn backward<'w>(
+    root: Tensor<1>,
+    decoder: &Decoder,
+    units: impl IntoIterator<Item = (usize, &'w Weights)>,
+    gradients: &mut Gradients,
+    computed: impl FnOnce(),
+) -> Tape {
+    let of_unit = |(unit, weights): (usize, &'w Weights)| {
+        let range: Range<usize> = decoder.units()[unit].range.clone();
+        range.zip(weights.tensors()).filter(|(_, leaf)| leaf.is_require_grad())
+    };
+    let leaves: Vec<(usize, &Tensor<2>)> = units.into_iter().flat_map(of_unit).collect();
+    let lent = leaves.iter().map(|&(index, leaf)| (leaf, gradients.lend(index))).collect();
+    let (mut tape, sums) = backward_with_sums(root, lent);
+    for ((index, _), sum) in leaves.iter().zip(sums) {
+        gradients.put_back(*index, sum);
+    }
+    computed();
+    for (index, leaf) in leaves {
+        if let Some(gradient) = leaf.grad_remove(&mut tape) {
             gradients.add(index, gradient);
         }
     }
+    tape
 }
 
 /// The gradient of a leaf; zeros if nothing depends on it.

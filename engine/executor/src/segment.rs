@@ -9,7 +9,7 @@
 //! parallel and `ZeRO` divide no arithmetic: they are in gradients and weights.
 
 use super::gradients::{Gradients, TokenRows};
-use super::leaves::{collect, inner, qkv_root, take_gradient};
+use super::leaves::{self, inner, qkv_root, take_gradient};
 use super::runtime::Runtime;
 use crate::batch::MicroBatch;
 use burn::tensor::Tensor;
@@ -217,12 +217,10 @@ pub(super) fn backward(
 
 impl Graph {
     fn backward(self, at: PassContext<'_>, d_output: Tensor<2>, gradients: &mut Gradients) -> Tensor<2> {
-        let mut tape = backward_root(self.output, d_output).backward();
-        // all gradients of the graph beside those that they are added to
-        at.runtime.raise_peak();
-        for (unit, leaves) in &self.units {
-            collect(at.decoder, *unit, leaves, &mut tape, gradients);
-        }
+        let root = backward_root(self.output, d_output);
+        let units = self.units.iter().map(|(unit, leaves)| (*unit, leaves));
+        // gradients of the graph beside those that they are added to
+        let mut tape = leaves::backward(root, at.decoder, units, gradients, || at.runtime.raise_peak());
         take_gradient(&self.input, &mut tape)
     }
 }
@@ -253,8 +251,8 @@ impl UnitGraph for SplitAttention {
         gradients: &mut Gradients,
     ) -> Result<Tensor<2>> {
         let Self { unit, weights, input, qkv, gate, residual, mixed, output, attended } = *self;
-        let mut tape = backward_root(output, d_output).backward();
-        collect(at.decoder, unit, &weights, &mut tape, gradients);
+        let root = backward_root(output, d_output);
+        let mut tape = leaves::backward(root, at.decoder, [(unit, &weights)], gradients, || {});
         let d_residual = take_gradient(&residual, &mut tape);
         let d_mixed = take_gradient(&mixed, &mut tape);
         let gate = gate.map(|[gate, leaf]| gate * take_gradient(&leaf, &mut tape));
@@ -275,8 +273,7 @@ impl UnitGraph for SplitAttention {
             Some(gate) => root + gate.sum(),
             None => root,
         };
-        let mut tape = root.backward();
-        collect(at.decoder, unit, &weights, &mut tape, gradients);
+        let mut tape = leaves::backward(root, at.decoder, [(unit, &weights)], gradients, || {});
         Ok(d_residual + take_gradient(&input, &mut tape))
     }
 }

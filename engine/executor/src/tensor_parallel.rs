@@ -9,7 +9,7 @@
 
 use super::gradient::Gradient;
 use super::gradients::{Gradients, TokenRows};
-use super::leaves::{collect, inner, qkv_root, take_gradient};
+use super::leaves::{self, inner, qkv_root, take_gradient};
 use super::runtime::Runtime;
 use super::segment::{PassContext, Sharding, Traced, UnitGraph};
 use burn::tensor::Tensor;
@@ -181,30 +181,29 @@ impl UnitGraph for TpSublayer {
         let [d_residual, d_part] = match left {
             None => [d_output.clone(), d_output],
             Some(AfterReduce { residual, sum, output }) => {
-                let mut tape = backward_root(output, d_output).backward();
-                collect(decoder, unit, &weights, &mut tape, gradients);
+                let root = backward_root(output, d_output);
+                let mut tape = leaves::backward(root, decoder, [(unit, &weights)], gradients, || {});
                 [&residual, &sum].map(|leaf| take_gradient(leaf, &mut tape))
             }
         };
 
-        let mut tape = backward_root(part, d_part).backward();
-        // all gradients of the graph beside those that they are added to
-        runtime.raise_peak();
-        collect(decoder, unit, &weights, &mut tape, gradients);
+        let root = backward_root(part, d_part);
+        // gradients of the graph beside those that they are added to
+        let mut tape = leaves::backward(root, decoder, [(unit, &weights)], gradients, || runtime.raise_peak());
         if let Some(DetachedAttention { qkv, mixed }) = attention {
             let d_mixed = take_gradient(&mixed, &mut tape);
             drop(tape);
             let plain = inner(&qkv);
             let d = decoder.attend_backward(unit, &plain, mixed.inner(), d_mixed, at.forward());
             runtime.raise_peak();
-            tape = qkv_root([qkv.q, qkv.k, qkv.v], [d.q, d.k, d.v]).backward();
-            collect(decoder, unit, &weights, &mut tape, gradients);
+            let root = qkv_root([qkv.q, qkv.k, qkv.v], [d.q, d.k, d.v]);
+            tape = leaves::backward(root, decoder, [(unit, &weights)], gradients, || {});
         }
         let d_normed = sum(take_gradient(&leaf, &mut tape), runtime)?;
         drop(tape);
 
-        let mut tape = backward_root(normed, d_normed).backward();
-        collect(decoder, unit, &weights, &mut tape, gradients);
+        let root = backward_root(normed, d_normed);
+        let mut tape = leaves::backward(root, decoder, [(unit, &weights)], gradients, || {});
         Ok(d_residual + take_gradient(&input, &mut tape))
     }
 }

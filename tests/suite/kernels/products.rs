@@ -6,13 +6,14 @@ use crate::devices::own_process::again;
 use crate::devices::stand_in::is_stand_in;
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::device::Backend;
-use firebrick_backends::kernels;
+use firebrick_backends::kernels::{self, Transposed};
 
 on_gpus!(
     products_of_few_rows_are_their_formula,
     a_row_has_the_same_product_however_many_rows_there_are,
     products_and_their_gradients_are_their_formulas,
     products_of_whole_tiles_and_of_many_inputs_are_their_formulas,
+    a_product_is_added_to_rows_of_a_sum,
     tensor_cores_of_each_generation_give_the_products_of_their_formulas,
     a_bias_is_added_to_every_row_and_its_gradient_is_the_sum_of_all,
 );
@@ -89,13 +90,54 @@ fn hold_product(size: [usize; 3], dtype: DType, tolerance: f64, device: &Device)
     let y = fused(|| kernels::linear(&x, &w));
     let expected = product([rows, inner, outputs], (&xs, [inner, 1]), (&ws, [1, inner]));
     assert_near(&what, &values(y.clone().inner()), &expected, tolerance);
-    let mut grads = kernels::backward_root(y, g).backward();
+    let mut grads = kernels::backward_root(y, g.clone()).backward();
     let dx = x.grad_remove(&mut grads).expect("a leaf");
     let dw = w.grad_remove(&mut grads).expect("a leaf");
     let expected = product([rows, outputs, inner], (&gs, [outputs, 1]), (&ws, [inner, 1]));
     assert_near(&format!("{what}: d x"), &values(dx), &expected, tolerance);
     let expected = product([outputs, rows, inner], (&gs, [1, outputs]), (&xs, [inner, 1]));
     assert_near(&format!("{what}: d w"), &values(dw), &expected, tolerance);
+
+    // twice beside a sum, which takes each gradient from the product or leaves it on the tape
+    let mut sum = None;
+    for times in [1.0, 2.0] {
+        let root = kernels::backward_root(kernels::linear(&x, &w), g.clone());
+        let (mut tape, mut sums) = kernels::backward_with_sums(root, vec![(&w, sum.take())]);
+        sum = sums.pop().expect("one sum for one leaf");
+        match (w.grad_remove(&mut tape), &sum) {
+            // not rounded to the matrix's type
+            (None, Some(sum)) => {
+                assert_eq!(sum.dtype(), DType::F32);
+                let expected: Vec<f64> = expected.iter().map(|value| value * times).collect();
+                assert_near(&format!("{what}: sum of {times} d w"), &values(sum.clone()), &expected, 1e-5);
+            }
+            (gradient, sum) => assert!(gradient.is_some() && sum.is_none() && !adds_gradients(size, dtype, device)),
+        }
+    }
+}
+
+/// True if products of this size have a kernel that adds the gradient of their matrix to its sum.
+fn adds_gradients([_, inner, outputs]: [usize; 3], dtype: DType, device: &Device) -> bool {
+    let chunks = inner.is_multiple_of(8) && outputs.is_multiple_of(8);
+    backend(device) == Backend::Cuda && dtype != DType::F32 && chunks
+}
+
+fn a_product_is_added_to_rows_of_a_sum(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        // with parts of the inputs, and a shape that only Burn multiplies
+        for [rows, inner, outputs] in [[72, 40, 136], [16, 4104, 24], [7, 5, 9]] {
+            let [(a, left), (b, right)] = operands([rows, inner, outputs], dtype, device);
+            let (before, place) = (numbers(3 * rows * outputs, 51, 1.0), rows..2 * rows);
+            let (sum, mut expected) = stored(before, [3 * rows, outputs], DType::F32, device);
+            let added = product([rows, inner, outputs], (&left, [inner, 1]), (&right, [1, inner]));
+            expected[place.start * outputs..place.end * outputs].iter_mut().zip(added).for_each(|(e, a)| *e += a);
+            let sum = kernels::add_matmul(&a, &b, Transposed::Right, sum, place);
+            assert_eq!(sum.dtype(), DType::F32);
+            let what = format!("a product of {rows} × {inner} × {outputs} in {dtype:?} added to a sum");
+            let by_kernel = adds_gradients([rows, inner, outputs], dtype, device);
+            assert_near(&what, &values(sum), &expected, if by_kernel { 1e-5 } else { tolerance });
+        }
+    }
 }
 
 fn products_and_their_gradients_are_their_formulas(device: &Device) {

@@ -4,6 +4,8 @@
 use super::column_sums::{Term, X, column_sums};
 use super::norm::BLOCK;
 use super::prelude::*;
+use crate::gradient_sums;
+use burn::backend::autodiff::NodeId;
 
 /// Returns true if the kernel takes these tensors.
 pub(crate) fn takes(y: &Tensor<2>, bias: &Tensor<2>) -> bool {
@@ -13,11 +15,14 @@ pub(crate) fn takes(y: &Tensor<2>, bias: &Tensor<2>) -> bool {
 
 /// See [`crate::add_bias`].
 pub(crate) fn add_bias(y: Tensor<2>, bias: &Tensor<2>) -> Tensor<2> {
-    run(AddBias, [autodiff::input(y), autodiff::input(bias.clone())])
+    run(AddBias { leaf: gradient_sums::leaf::<Cube>(bias) }, [autodiff::input(y), autodiff::input(bias.clone())])
 }
 
 #[derive(Clone, Debug)]
-struct AddBias;
+struct AddBias {
+    /// The bias, if it gets a gradient.
+    leaf: Option<NodeId>,
+}
 
 impl Kernel<Cube, 2> for AddBias {
     const NAME: &str = "bias";
@@ -33,10 +38,19 @@ impl Kernel<Cube, 2> for AddBias {
 
     fn backward(&self, (): Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let [rows, n] = dims(&gradient);
-        let sums = wanted[1].then(|| {
+        let sums = || {
             let (terms, dtype) = (GradientLaunch::new(buffer(&gradient)), gradient.dtype);
-            column_sums::<Gradient<X>>(&gradient, terms, [elem(&gradient); 2], [rows, n], BLOCK, [1, n], dtype)
-        });
+            column_sums::<Gradient<X>>(
+                &gradient,
+                terms,
+                [elem(&gradient); 2],
+                [rows, n],
+                BLOCK,
+                ([1, n], dtype),
+                self.leaf,
+            )
+        };
+        let sums = if wanted[1] { sums() } else { None };
         [wanted[0].then_some(gradient), sums]
     }
 }

@@ -4,6 +4,8 @@ use super::column_sums::{Term, X, Z, column_sums};
 use super::glu::activation;
 use super::norm::{NormShape, NormShapeLaunch, reciprocal};
 use super::prelude::*;
+use crate::gradient_sums;
+use burn::backend::autodiff::NodeId;
 use firebrick_spec::Activation;
 
 /// Rows whose contributions to the weight's gradient a unit sums: heads are narrow and many.
@@ -17,12 +19,14 @@ pub(crate) fn takes(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>) -> bool {
 
 /// See [`crate::gated_rms_norm`].
 pub(crate) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Tensor<2> {
-    run(GatedNorm { eps }, [x, z, w].map(|t| autodiff::input(t.clone())))
+    run(GatedNorm { eps, leaf: gradient_sums::leaf::<Cube>(w) }, [x, z, w].map(|t| autodiff::input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
 struct GatedNorm {
     eps: f64,
+    /// The weight, if it gets a gradient.
+    leaf: Option<NodeId>,
 }
 
 impl GatedNorm {
@@ -52,11 +56,12 @@ impl Kernel<Cube, 3> for GatedNorm {
         let grid = RowGrid::new(n);
         let (cubes, shape, types) = (grid.cubes([&x], rows), self.shape([rows, n]), [elem(&x), elem(&z)]);
         launch!(gated_norm_backward, cubes, [&x, &z, &w, &gradient, &dx, &dz, &reciprocals], shape, grid, types);
-        let dw = wanted[2].then(|| {
+        let dw = || {
             let [x_arg, z_arg, g, r] = [&x, &z, &gradient, &reciprocals].map(buffer);
             let terms = GatedNormTermsLaunch::new(x_arg, z_arg, g, r);
-            column_sums::<GatedNormTerms<X, Z>>(&x, terms, types, [rows, n], BLOCK, dims(&w), z.dtype)
-        });
+            column_sums::<GatedNormTerms<X, Z>>(&x, terms, types, [rows, n], BLOCK, (dims(&w), z.dtype), self.leaf)
+        };
+        let dw = if wanted[2] { dw() } else { None };
         [wanted[0].then_some(dx), wanted[1].then_some(dz), dw]
     }
 }

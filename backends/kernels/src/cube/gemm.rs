@@ -3,7 +3,7 @@
 //!
 //! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`).
 
-use super::column_sums::sum_rows;
+use super::column_sums::{sum_rows, sum_rows_into};
 use super::cuda::{CudaSource, PTX, compute_capability, element_types, fingerprint, launch_cuda};
 use super::prelude::*;
 use cubecl::ir::attributes::BufferIOAttr;
@@ -84,8 +84,18 @@ struct Variant {
     /// Rows of a tile.
     rows: usize,
     orders: [Order; 2],
-    /// True if sums stay in f32, for those of other inputs to be added.
-    parts: bool,
+    epilogue: Epilogue,
+}
+
+/// Form of a kernel's sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Epilogue {
+    /// Of the matrices' type.
+    Rounded,
+    /// In f32.
+    Sums,
+    /// Added to sums in f32.
+    Added,
 }
 
 impl CudaSource for Variant {
@@ -101,7 +111,8 @@ impl CudaSource for Variant {
     }
 
     fn source(&self) -> String {
-        let out = if self.parts { "float" } else { "Element" };
+        let out = if self.epilogue == Epilogue::Rounded { "Element" } else { "float" };
+        let adds = self.epilogue == Epilogue::Added;
         let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
         // stages that fill 48 KiB, and blocks of a multiprocessor
         let (stages, blocks) = match (self.rows, self.instructions) {
@@ -116,7 +127,7 @@ impl CudaSource for Variant {
              #define WARPGROUPS {warpgroups}\n\
              static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks};\n\
              static const int STAGES = {stages};\n\
-             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b};\n"
+             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, ADDS = {adds};\n"
         );
         let sums = match self.instructions {
             Instructions::Mma => MMA,
@@ -131,7 +142,7 @@ impl CudaSource for Variant {
             fingerprint(instructions.into_iter().flat_map(|instructions| {
                 [SMALL, LARGE].map(|rows| {
                     let orders = [Order::Inputs; 2];
-                    Variant { dtype: DType::BF16, instructions, rows, orders, parts: false }.source()
+                    Variant { dtype: DType::BF16, instructions, rows, orders, epilogue: Epilogue::Rounded }.source()
                 })
             }))
         });
@@ -141,44 +152,94 @@ impl CudaSource for Variant {
 
 /// `a · b`, of one type, into a new contiguous matrix. `None` where the device, the type or the layout is not for it.
 pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
-    let ([m, k], [_, n]) = (dims(a), dims(b));
-    if !matches!(a.dtype, DType::BF16 | DType::F16) || n % 2 != 0 {
-        return None;
-    }
-    let instructions = instructions(a)?;
-    let [rows, columns] = [a, b].map(|t| (t.meta.strides()[0], t.meta.strides()[1]));
-    let left = Operand::of([(m, rows.0), (k, rows.1)], a)?;
-    let right = Operand::of([(n, columns.1), (k, columns.0)], b)?;
-    let orders = [left.order, right.order];
-
-    let multiprocessors = a.client.properties().hardware.num_streaming_multiprocessors;
-    let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
-    let tiles = |rows: usize| m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
-    // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
-    let large = tiles(LARGE) >= at_once && (orders == [Order::Inputs; 2] || instructions == Instructions::Mma);
-    let parts = (at_once / tiles(SMALL)).min(k / MIN_INPUTS).max(1);
-    let part = k.div_ceil(parts).next_multiple_of(INPUTS);
-    let parts = k.div_ceil(part);
-    let variant =
-        Variant { dtype: a.dtype, instructions, rows: if large { LARGE } else { SMALL }, orders, parts: parts > 1 };
-    let sizes = [m, n, k, left.pitch, right.pitch, part];
-    if parts == 1 {
-        let out = empty(a, [m, n], a.dtype);
-        launch(variant, [a, b], &out, sizes, 1);
+    let product = Product::of(a, b)?;
+    if product.parts == 1 {
+        let out = empty(a, product.shape(), a.dtype);
+        product.launch(Epilogue::Rounded, &out);
         return Some(out);
     }
-    let sums = empty(a, [parts, m * n], DType::F32);
-    launch(variant, [a, b], &sums, sizes, parts);
-    Some(sum_rows(sums, [m, n], a.dtype))
+    Some(sum_rows(product.partial_sums(), product.shape(), a.dtype))
 }
 
-/// `sizes`: rows, columns, inputs, pitches of both matrices, inputs of a part.
-fn launch(variant: Variant, inputs: [&CubeTensor; 2], out: &CubeTensor, sizes: [usize; 6], parts: usize) {
-    let [m, n, ..] = sizes;
-    let tiles = m.div_ceil(variant.rows) * n.div_ceil(TILE_COLUMNS);
-    let buffers =
-        [(inputs[0], BufferIOAttr::ReadOnly), (inputs[1], BufferIOAttr::ReadOnly), (out, BufferIOAttr::WriteOnly)];
-    launch_cuda(variant, [tiles, parts], &buffers, &[&sizes[..], &[GROUP]].concat());
+/// A product of two matrices and how a kernel computes it.
+pub(super) struct Product<'a> {
+    inputs: [&'a CubeTensor; 2],
+    instructions: Instructions,
+    /// Rows of a tile.
+    rows: usize,
+    operands: [Operand; 2],
+    /// Rows, columns, inputs.
+    sizes: [usize; 3],
+    /// Blocks that share the inputs of a tile, and the inputs of each.
+    parts: usize,
+    part: usize,
+}
+
+impl<'a> Product<'a> {
+    /// `a · b`. `None` where the device, the type or the layout is not for it.
+    pub(super) fn of(a: &'a CubeTensor, b: &'a CubeTensor) -> Option<Self> {
+        let ([m, k], [_, n]) = (dims(a), dims(b));
+        if !matches!(a.dtype, DType::BF16 | DType::F16) || n % 2 != 0 {
+            return None;
+        }
+        let instructions = instructions(a)?;
+        let [rows, columns] = [a, b].map(|t| (t.meta.strides()[0], t.meta.strides()[1]));
+        let left = Operand::of([(m, rows.0), (k, rows.1)], a)?;
+        let right = Operand::of([(n, columns.1), (k, columns.0)], b)?;
+        let by_inputs = [left, right].iter().all(|operand| operand.order == Order::Inputs);
+
+        let multiprocessors = a.client.properties().hardware.num_streaming_multiprocessors;
+        let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
+        let tiles = |rows: usize| m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
+        // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
+        let large = tiles(LARGE) >= at_once && (by_inputs || instructions == Instructions::Mma);
+        let parts = (at_once / tiles(SMALL)).min(k / MIN_INPUTS).max(1);
+        let part = k.div_ceil(parts).next_multiple_of(INPUTS);
+        Some(Self {
+            inputs: [a, b],
+            instructions,
+            rows: if large { LARGE } else { SMALL },
+            operands: [left, right],
+            sizes: [m, n, k],
+            parts: k.div_ceil(part),
+            part,
+        })
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.sizes[0], self.sizes[1]]
+    }
+
+    /// The product added to a contiguous matrix in f32, or in f32 where there is none. The product is summed first: so
+    /// it does not matter whether it is added here or later.
+    pub(super) fn added_to(&self, sum: Option<CubeTensor>) -> CubeTensor {
+        let (epilogue, add) = if sum.is_some() { (Epilogue::Added, true) } else { (Epilogue::Sums, false) };
+        let out = sum.unwrap_or_else(|| empty(self.inputs[0], self.shape(), DType::F32));
+        if self.parts == 1 {
+            self.launch(epilogue, &out);
+        } else {
+            sum_rows_into(self.partial_sums(), &out, add);
+        }
+        out
+    }
+
+    /// Sums of each part of the inputs.
+    fn partial_sums(&self) -> CubeTensor {
+        let [m, n] = self.shape();
+        let sums = empty(self.inputs[0], [self.parts, m * n], DType::F32);
+        self.launch(Epilogue::Sums, &sums);
+        sums
+    }
+
+    fn launch(&self, epilogue: Epilogue, out: &CubeTensor) {
+        let Self { inputs: [a, b], rows, operands: [left, right], sizes: [m, n, k], .. } = *self;
+        let orders = [left.order, right.order];
+        let variant = Variant { dtype: a.dtype, instructions: self.instructions, rows, orders, epilogue };
+        let tiles = m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
+        let to = if epilogue == Epilogue::Added { BufferIOAttr::ReadWrite } else { BufferIOAttr::WriteOnly };
+        let buffers = [(a, BufferIOAttr::ReadOnly), (b, BufferIOAttr::ReadOnly), (out, to)];
+        launch_cuda(variant, [tiles, self.parts], &buffers, &[m, n, k, left.pitch, right.pitch, self.part, GROUP]);
+    }
 }
 
 /// Matrix instructions of a device; `None` if it is none of NVIDIA's, or older than Ampere.

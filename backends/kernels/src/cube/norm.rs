@@ -2,25 +2,29 @@
 
 use super::column_sums::{Term, X, column_sums};
 use super::prelude::*;
+use crate::gradient_sums;
+use burn::backend::autodiff::NodeId;
 
 /// Rows whose contributions to the weight's gradient a unit sums.
 pub(super) const BLOCK: usize = 64;
 
 /// See [`crate::rms_norm`].
 pub(crate) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
-    run(Norm { eps, offset }, [x, w].map(|t| autodiff::input(t.clone())))
+    run(Norm::new(w, eps, offset), [x, w].map(|t| autodiff::input(t.clone())))
 }
 
 /// See [`crate::rms_norm_add`].
 pub(crate) fn rms_norm_add(base: Tensor<2>, x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
     let inputs = [autodiff::input(base), autodiff::input(x), autodiff::input(w.clone())];
-    run(NormAdd(Norm { eps, offset }), inputs)
+    run(NormAdd(Norm::new(w, eps, offset)), inputs)
 }
 
 #[derive(Clone, Debug)]
 struct Norm {
     eps: f64,
     offset: f64,
+    /// The weight, if it gets a gradient.
+    leaf: Option<NodeId>,
 }
 
 /// A norm added to a residual.
@@ -37,6 +41,10 @@ pub(crate) struct NormShape {
 }
 
 impl Norm {
+    fn new(w: &Tensor<2>, eps: f64, offset: f64) -> Self {
+        Self { eps, offset, leaf: gradient_sums::leaf::<Cube>(w) }
+    }
+
     fn shape(&self, [rows, n]: [usize; 2]) -> NormShapeLaunch {
         NormShapeLaunch::new(rows, n, self.eps as f32, self.offset as f32)
     }
@@ -87,10 +95,11 @@ impl Kernel<Cube, 2> for Norm {
         let (dx, in_place) = if wanted[1] { (empty(&x, [rows, n], x.dtype), false) } else { reuse_or_alloc(&gradient) };
         let (cubes, shape, out) = (grid.cubes([&x], rows), self.shape([rows, n]), output_arg(&dx, in_place, 2));
         launch!(input_gradient, cubes, [&x, &w, &gradient, out, &reciprocals], shape, grid, elem(&x));
-        let dw = wanted[1].then(|| {
+        let dw = || {
             let terms = NormTermsLaunch::new(buffer(&x), buffer(&gradient), buffer(&reciprocals));
-            column_sums::<NormTerms<X>>(&x, terms, [elem(&x); 2], [rows, n], BLOCK, dims(&w), x.dtype)
-        });
+            column_sums::<NormTerms<X>>(&x, terms, [elem(&x); 2], [rows, n], BLOCK, (dims(&w), x.dtype), self.leaf)
+        };
+        let dw = if wanted[1] { dw() } else { None };
         [wanted[0].then_some(dx), dw]
     }
 }

@@ -3,8 +3,10 @@
 
 use super::prelude::*;
 use super::{gemm, skinny_gemm};
+use crate::gradient_sums;
 use crate::operations::products::plain_matmul;
 use crate::shapes::Transposed;
+use burn::backend::autodiff::NodeId;
 use burn::backend::cubecl::dtype_to_storage_type;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::launch::launch_ref;
@@ -14,6 +16,7 @@ use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
 use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::matmul::strategy::Strategy;
 use cubek_std::InputBinding;
+use std::ops::Range;
 
 /// Rows up to which a product is made by planes that divide the inputs, where tiles would have few rows. On an H200
 /// that kernel takes 70 µs for 128 rows of 1,536 inputs and 8,960 outputs, and tiles 18 µs for 128 of 896 and 9,728.
@@ -46,24 +49,63 @@ pub(crate) fn linear_unpadded(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
 
 /// See [`crate::matmul`]: on NVIDIA's tensor cores; elsewhere Burn's.
 pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
-    let [left, right] = [a, b].map(|t| Cube::primitive(t.clone()));
-    let product = match transposed {
-        Transposed::Neither => gemm::product(&left, &right),
-        Transposed::Left => gemm::product(&swapped(left), &right),
-        Transposed::Right => gemm::product(&left, &swapped(right)),
+    let (left, right) = operands([a, b], transposed);
+    gemm::product(&left, &right).map_or_else(|| plain_matmul(a.clone(), b.clone(), transposed), Cube::tensor)
+}
+
+/// Returns true if [`add_matmul`] has a kernel for these matrices.
+pub(crate) fn adds(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed, sum: &Tensor<2>) -> bool {
+    let known = takes_plain(a, b) && sum.dtype() == DType::F32 && !sum.device().is_autodiff();
+    let product = || {
+        let (left, right) = operands([a, b], transposed);
+        gemm::Product::of(&left, &right).is_some()
     };
-    product.map_or_else(|| plain_matmul(a.clone(), b.clone(), transposed), Cube::tensor)
+    known && product()
+}
+
+/// See [`crate::add_matmul`].
+pub(crate) fn add_matmul(
+    a: &Tensor<2>,
+    b: &Tensor<2>,
+    transposed: Transposed,
+    sum: Tensor<2>,
+    rows: Range<usize>,
+) -> Tensor<2> {
+    let (left, right) = operands([a, b], transposed);
+    let sum = into_writable(detached(sum));
+    let product = gemm::Product::of(&left, &right).unwrap_or_else(|| unreachable!("asked before"));
+    product.added_to(Some(rows_of(&sum, rows)));
+    Cube::tensor(sum)
+}
+
+/// Rows of a contiguous matrix in the same memory.
+fn rows_of(matrix: &CubeTensor, rows: Range<usize>) -> CubeTensor {
+    let [all, columns] = dims(matrix);
+    let bytes = |rows: usize| (rows * columns * matrix.elem_size()) as u64;
+    let handle = matrix.handle.clone().offset_start(bytes(rows.start)).offset_end(bytes(all - rows.end));
+    let shape = [rows.len(), columns].into();
+    CubeTensor::new_contiguous(matrix.client.clone(), matrix.device.clone(), shape, handle, matrix.dtype)
+}
+
+/// Two matrices of which one may be transposed.
+fn operands(matrices: [&Tensor<2>; 2], transposed: Transposed) -> (CubeTensor, CubeTensor) {
+    let [left, right] = matrices.map(|t| Cube::primitive(t.clone()));
+    match transposed {
+        Transposed::Neither => (left, right),
+        Transposed::Left => (swapped(left), right),
+        Transposed::Right => (left, swapped(right)),
+    }
 }
 
 /// See [`crate::linear`].
 pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
-    run(Linear { trains: w.is_require_grad() }, [x, w].map(|t| autodiff::input(t.clone())))
+    run(Linear { leaf: gradient_sums::leaf::<Cube>(w) }, [x, w].map(|t| autodiff::input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
 struct Linear {
-    /// True if the matrix gets a gradient: otherwise nothing of `x` is kept.
-    trains: bool,
+    /// The matrix, if it gets a gradient: otherwise nothing of `x` is kept.
+    leaf: Option<NodeId>,
 }
 
 impl Kernel<Cube, 2> for Linear {
@@ -72,14 +114,23 @@ impl Kernel<Cube, 2> for Linear {
 
     fn forward(&self, [x, w]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
         let out = times_transposed(&x, &w);
-        (out, (self.trains.then_some(x), w))
+        (out, (self.leaf.map(|_| x), w))
     }
 
     fn backward(&self, (x, w): Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         // a weight that is neither leaf nor constant would silently lose its gradient
         assert!(x.is_some() || !wanted[1], "the matrix of kernels::linear must be a leaf or a constant");
-        let dw = x.filter(|_| wanted[1]);
-        let dw = dw.map(|x| multiply(&swapped(gradient.clone()), &x));
+        let dw = x.filter(|_| wanted[1]).and_then(|x| {
+            let gradient = swapped(gradient.clone());
+            let product = gemm::Product::of(&gradient, &x);
+            let added = product.zip(self.leaf).is_some_and(|(product, leaf)| {
+                gradient_sums::add(leaf, |sum| {
+                    let sum = sum.map(|sum| into_writable(detached(sum)));
+                    Cube::tensor(product.added_to(sum))
+                })
+            });
+            (!added).then(|| multiply(&gradient, &x))
+        });
         [wanted[0].then(|| multiply(&gradient, &w)), dw]
     }
 }

@@ -8,6 +8,7 @@ use crate::shapes::Transposed;
 use burn::tensor::{DType, Tensor};
 use firebrick_device::precision::{stored_as, widened};
 use firebrick_spec::{Activation, QuantizedLayout};
+use std::ops::Range;
 
 operations! {
     /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
@@ -70,6 +71,26 @@ operations! {
         cpu: linear if cpu::linear::takes(a, b);
         cube: product if cube::product::takes_plain(a, b);
         else { plain_matmul(stored_as(a.clone(), b.dtype()), b.clone(), transposed) }
+    }
+
+    /// [`matmul`] added to some rows of a sum in f32 or wider, in place where the sum is not shared. Not
+    /// differentiable.
+    pub fn add_matmul(
+        a: &Tensor<2>,
+        b: &Tensor<2>,
+        transposed: Transposed,
+        sum: Tensor<2>,
+        rows: Range<usize>,
+    ) -> Tensor<2> {
+        cube: product if cube::product::adds(a, b, transposed, &sum);
+        else {
+            let part = widened(matmul(a, b, transposed));
+            if rows.len() == sum.dims()[0] {
+                return sum + part;
+            }
+            let part = sum.clone().slice(rows.clone()) + part;
+            sum.slice_assign(rows, part)
+        }
     }
 
     /// `x · Wᵀ` with one frozen matrix in few bits; see [`crate::quantized_linear`]. Not differentiable.

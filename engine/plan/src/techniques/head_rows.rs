@@ -109,8 +109,9 @@ impl HeadCost {
         if self.width == F32 { 0 } else { 2 * F32 * rows * self.d - self.rows_bytes(rows, 1) }
     }
 
-    /// True if the gradient makes the logits once more.
-    pub fn repeats(&self) -> bool {
+    /// True if the vocabulary has tiles: the gradient makes their logits once more, and adds that of the projection to its
+    /// sum.
+    pub fn in_tiles(&self) -> bool {
         self.tile.is_some()
     }
 

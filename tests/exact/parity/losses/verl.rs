@@ -261,7 +261,7 @@ pub(super) fn entropy_loss(case: &Case, set: &Set) {
     if let Some(grads) = &case.grads {
         let expected: Vec<Rows> = parse(&case.name, &grads["logits"]);
         let d_entropy = vector(weights);
-        let found = chunk.backward(&d_entropy.zeros_like(), Some(&d_entropy));
+        let found = chunk.backward(&d_entropy.zeros_like(), Some(&d_entropy), &mut None);
         let found = values(found.projection.expect("it trains").transpose());
         assert_all_close(&case.name, &found, &expected.concat().concat(), TOLERANCE);
     }

@@ -2,7 +2,8 @@
  *
  * A block of threads computes a tile of TILE_M × TILE_N numbers. Copies from global memory run STAGES - 1 tiles of 32 inputs ahead; what
  * lies beyond a matrix is zero. The blocks of `group` rows of tiles are neighbours, so that they find each other's columns in the level-2
- * cache. Where there are few tiles, the inputs are divided among several blocks, each with sums of its own (`part` inputs each).
+ * cache. Where there are few tiles, the inputs are divided among several blocks, each with sums of its own (`part` inputs each). With ADDS
+ * the sums, in f32, are added to what is in `out`.
  *
  * The launcher writes in front of this, of tile.cuh and of mma.cuh or wgmma.cuh what they are compiled for.
  */
@@ -75,7 +76,13 @@ gemm(Element const* __restrict__ a, Element const* __restrict__ b, Out* __restri
 				if (column >= info.n)
 					continue;
 				const u64 at = (blockIdx.y * info.m + row) * info.n + column;
-				*(Pair *)&out[at] = Pair{(Out)sums.sum(i, j, half * 2), (Out)sums.sum(i, j, half * 2 + 1)};
+				Pair pair = {(Out)sums.sum(i, j, half * 2), (Out)sums.sum(i, j, half * 2 + 1)};
+				if (ADDS) {
+					const Pair before = *(Pair *)&out[at];
+					pair.x = before.x + pair.x;
+					pair.y = before.y + pair.y;
+				}
+				*(Pair *)&out[at] = pair;
 			}
 		}
 }

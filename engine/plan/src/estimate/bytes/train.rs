@@ -295,8 +295,18 @@ impl<'a> BackwardPass<'a> {
         // a segment's own are whole until they are summed
         let whole = |numbers| self.ctx.parallel.replicated().gradients(F32 * numbers);
         let complete = if self.full { self.trained } else { done };
-        // a gradient adds itself to the sum in place: the segment's own are what is there besides
+        // a gradient adds itself to the sum in place: the segment's own are what is there besides, unless products add
+        let fresh = if self.full && self.products_add() { 0 } else { fresh };
         held.on_device(Category::Gradients, whole(fresh)).and(self.plan.grads, Category::Gradients, share(complete))
+    }
+
+    /// True if products of a backward pass add gradients of matrices to their sums, which stay on the device. Vectors
+    /// are too small to count.
+    fn products_add(&self) -> bool {
+        let (ctx, tensor_cores) = (self.ctx, self.ctx.profile.backend == Backend::Cuda);
+        let halves = ctx.arch.precision.width() < F32;
+        let stay = self.plan.grads == Home::Device && !ctx.parallel.reduces_each_pass();
+        tensor_cores && halves && stay && ctx.arch.expert_layers().next().is_none()
     }
 
     fn head(&self, held: MemoryUsage) -> MemoryUsage {
@@ -312,17 +322,21 @@ impl<'a> BackwardPass<'a> {
             (false, Home::Device) => 0,
         };
         let projection = sizes.trained_ends(sizes.projection);
-        let fresh = match (self.full, cost.adds(shape, self.copies)) {
-            // this chunk's beside the sum, which is among all parameters' already
-            (true, _) | (false, false) => projection,
-            (false, true) => 2 * projection,
+        // a chunk's beside the sum, where it does not add it tile by tile
+        let beside = if cost.in_tiles() && ctx.parallel.tensor == 1 { 0 } else { projection };
+        let adds = cost.adds(shape, self.copies);
+        let fresh = match (self.full, adds) {
+            // the sum is among all parameters' already
+            (true, _) => beside,
+            (false, false) => projection,
+            (false, true) => projection + beside,
         };
         let entropy = ctx.workload.entropy && ctx.role == Role::Policy;
         let backward = ctx.parallel.tensor_share(cost.backward(shape, entropy));
         let gradients = match self.plan.grads {
             Home::Device => fresh,
             // chunks are summed on the device before the sum leaves it
-            Home::Host => projection * (1 + u64::from(cost.adds(shape, self.copies))),
+            Home::Host => projection + if adds { beside } else { 0 },
         };
         // what the matmul for the projection's gradient packs on the CPU
         let made = match projection {
