@@ -76,7 +76,9 @@ fn line(programs: &Programs, results: &ProgramResults, at: usize) -> Value {
     for (name, results) in programs.names().zip(results) {
         let own = match &results[at] {
             Ok(score) => json!({"reward": score.value, "extra": score.extra}),
-            Err(Failure::Failed(reason) | Failure::Misused(reason)) => json!({"error": reason}),
+            Err(Failure::Failed(reason) | Failure::Misused(reason) | Failure::Infinite(reason)) => {
+                json!({"error": reason})
+            }
         };
         all.insert(name.to_owned(), own);
     }

@@ -23,8 +23,17 @@ use std::sync::LazyLock;
   firebrick train run.yaml                        train, with a live view
   firebrick COMMAND --help                        show the options of a command
 
-Exit codes: 0 success; 1 the run failed; 2 the configuration, a file or an argument is invalid; 3 an
-import is incomplete.
+Exit codes:
+  0      success
+  1      the run failed
+  2      invalid configuration, file or argument
+  3      an import is incomplete
+  4      a phase hung
+  5      NaN or infinite numbers too often in a row
+  6      a replay differs
+  75     stopped and saved (Ctrl-C, SIGTERM, q, trainer.max_minutes): use --resume
+  128+N  ended at once by signal N (130: Ctrl-C, 143: SIGTERM)
+
 Set FIREBRICK_LOG=info (or debug) for more log output.")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -85,6 +94,13 @@ pub enum Command {
     #[command(after_help = "Example:
   firebrick report runs/first runs/second --open")]
     Report(ReportArgs),
+    /// Run a step again from the checkpoint before it, and name the first value that differs from the run
+    #[command(after_help = "Example:
+  firebrick replay runs/first --step 120
+
+It compares samples, metrics except times and memory, and tensors if the step has a checkpoint. The run folder stays
+as it is. Exit code 6: the replay differs.")]
+    Replay(ReplayArgs),
     /// Convert a configuration of verl, TRL or NeMo RL, and list how each key was translated
     #[command(after_help = "Example:
   firebrick import run_grpo.sh --from verl --output run.yaml
@@ -340,6 +356,15 @@ pub struct MemoryArgs {
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// Run folder
+    pub run: PathBuf,
+    /// Step to run again
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub step: u64,
 }
 
 #[derive(Debug, Args)]

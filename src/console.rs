@@ -5,12 +5,12 @@ use crate::live::{Live, can_show};
 use crate::log;
 use crate::output;
 use crate::progress::{Progress, summary_lines};
+use crate::signals::RunSignals;
 use firebrick::engine::config::{Mode, RunConfig};
 use firebrick::engine::metrics::{Control, Event, Observer};
 use firebrick::report::ViewUpdate;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::Level;
 
 /// Kind of output.
@@ -46,8 +46,7 @@ pub struct Console {
     mode: Mode,
     folder: PathBuf,
     shown: Shown,
-    /// Set by the signal that requests a checkpoint.
-    save_requested: Arc<AtomicBool>,
+    signals: Arc<RunSignals>,
 }
 
 enum Shown {
@@ -58,7 +57,7 @@ enum Shown {
 
 impl Console {
     /// The observer of a run. It shows nothing until the run is ready; earlier errors go to stderr.
-    pub fn new(show: Show, plain: bool, config: &RunConfig, mode: Mode) -> Self {
+    pub fn new(show: Show, plain: bool, config: &RunConfig, mode: Mode, signals: Arc<RunSignals>) -> Self {
         Self {
             show,
             config: config.clone(),
@@ -68,7 +67,7 @@ impl Console {
                 Show::Lines => Shown::Lines(Progress::new(plain)),
                 Show::Live | Show::Warnings | Show::Nothing => Shown::Nothing,
             },
-            save_requested: save_signal(),
+            signals,
         }
     }
 
@@ -106,6 +105,7 @@ impl Console {
 
 impl Observer for Console {
     fn event(&mut self, event: Event<'_>) {
+        self.signals.event(&event);
         if let Event::Ready { output, .. } = &event {
             self.ready(output);
         }
@@ -126,22 +126,9 @@ impl Observer for Console {
     }
 
     fn control(&mut self) -> Control {
-        if self.save_requested.swap(false, Ordering::SeqCst) {
-            return Control::Save;
-        }
-        match &mut self.shown {
-            Shown::Live(live) => live.feed.control(),
-            Shown::Nothing | Shown::Lines(_) => Control::Continue,
+        match (self.signals.control(), &mut self.shown) {
+            (Control::Continue, Shown::Live(live)) => live.feed.control(),
+            (requested, _) => requested,
         }
     }
-}
-
-/// Flag that SIGUSR1 sets, on every rank: launchers send it to all.
-fn save_signal() -> Arc<AtomicBool> {
-    let flag = Arc::default();
-    #[cfg(unix)]
-    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::clone(&flag)) {
-        tracing::warn!("SIGUSR1 cannot be handled, so it does not save a checkpoint: {error}");
-    }
-    flag
 }

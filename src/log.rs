@@ -1,6 +1,6 @@
 //! The log: to stderr, into the run's `run.log`, and to the live view while it has the terminal.
 
-use crate::output::{self, Stderr};
+use crate::output::{self, Stderr, printable};
 use firebrick::report::{LOG, ViewUpdate};
 use jiff::Timestamp;
 use std::fs::{File, OpenOptions};
@@ -34,7 +34,7 @@ pub struct Log;
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let line = String::from_utf8_lossy(bytes);
+        let line = printable(&String::from_utf8_lossy(bytes));
         let mut route = route();
         route.keep(line.trim_end());
         route.send(line.trim());
@@ -42,7 +42,7 @@ impl Write for Log {
         let is_shown = route.view.is_some() && std::io::stderr().is_terminal() || route.rank > 0;
         drop(route);
         if !is_shown {
-            Stderr.write_all(bytes)?;
+            Stderr.write_all(line.as_bytes())?;
         }
         Ok(bytes.len())
     }
@@ -90,7 +90,7 @@ pub fn to_view(view: Option<Sender<ViewUpdate>>) {
 
 /// Writes a line only into the run's log: the user has seen it.
 pub fn record(level: Level, text: &str) {
-    route().keep(&format!("{level:>5} {text}"));
+    route().keep(&printable(&format!("{level:>5} {text}")));
 }
 
 impl Route {

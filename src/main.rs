@@ -1,5 +1,7 @@
 //! The `firebrick` program: parses arguments, runs a command, turns errors into exit codes.
 
+#![forbid(unsafe_code)]
+
 mod arguments;
 mod checked;
 mod commands;
@@ -16,15 +18,19 @@ mod progress;
 #[path = "../tests/reference/mod.rs"]
 mod reference;
 mod report_page;
+mod signals;
+mod step_clock;
 mod table;
 
 use arguments::{Arguments, Command};
+use firebrick::backends::allocation_limit::on_excess;
 use firebrick::backends::allocator::{CountingAllocator, keep_freed_memory, on_refusal};
 use firebrick::backends::device::panic_message;
 use firebrick::backends::environment::without_display_server;
 use firebrick::backends::kernel_cache;
 use firebrick::backends::out_of_memory::OutOfMemory;
 use firebrick::engine::config::Mode;
+use firebrick::engine::plan::size::Bytes;
 use log::Log;
 use output::Stderr;
 use std::backtrace::Backtrace;
@@ -42,6 +48,14 @@ const EXIT_USER: u8 = 2;
 const EXIT_FAILED: u8 = 1;
 /// An import lacks keys that results may depend on.
 const EXIT_INCOMPLETE: u8 = 3;
+/// A phase of the run, or another rank, hung.
+const EXIT_HUNG: u8 = 4;
+/// Numbers were NaN or infinite in too many consecutive optimizer steps.
+const EXIT_NON_FINITE: u8 = 5;
+/// A replay differs from its run.
+const EXIT_DIFFERS: u8 = 6;
+/// The run was stopped on request and can be resumed: `EX_TEMPFAIL`.
+const EXIT_STOPPED: u8 = 75;
 
 /// Called when an allocation fails; the process then aborts. Must not allocate.
 fn report_refusal(bytes: usize) {
@@ -61,9 +75,19 @@ fn report_refusal(bytes: usize) {
     }
 }
 
+/// Called when reading a file takes more memory than such a file needs. The allocation cannot fail, so the process ends.
+fn report_excess(what: &str, most: usize) -> ! {
+    live::restore();
+    let most = Bytes(most as u64);
+    let line = format!("error: {what} takes more than {most} of memory; is it damaged, or made to exhaust memory?");
+    output::message(&line);
+    std::process::exit(EXIT_USER.into())
+}
+
 fn main() -> ExitCode {
     without_display_server();
     on_refusal(report_refusal);
+    on_excess(report_excess);
     keep_freed_memory();
     let arguments = Arguments::from_command_line();
     let filter = EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
@@ -93,19 +117,19 @@ fn main() -> ExitCode {
         })
     });
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
-            // some contain text of rows and models
-            output::message(&output::printable(&format!("error: {error:#}")));
+            output::message(&output::excerpt(&format!("error: {error:#}")));
             ExitCode::from(exit_code(&error))
         }
     }
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let done = |is_done| if is_done { ExitCode::SUCCESS } else { ExitCode::from(EXIT_STOPPED) };
     match command {
-        Command::Train(args) => commands::train::run(&args, Mode::Rl),
-        Command::Sft(args) => commands::train::run(&args, Mode::Sft),
+        Command::Train(args) => return commands::train::run(&args, Mode::Rl).map(done),
+        Command::Sft(args) => return commands::train::run(&args, Mode::Sft).map(done),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::New(args) => commands::new::run(&args),
@@ -113,6 +137,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(args) => commands::bench::run(&args),
         Command::Memory(args) => commands::memory::run(&args),
         Command::Watch(args) => commands::watch::run(&args),
+        Command::Replay(args) => commands::replay::run(&args),
         Command::Report(args) => commands::report::run(&args),
         Command::Import(args) => commands::import::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
@@ -122,6 +147,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions(args) => commands::completions::run(args.shell),
     }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
@@ -136,6 +162,15 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     });
     if error.is::<commands::import::Incomplete>() {
         return EXIT_INCOMPLETE;
+    }
+    if error.is::<commands::replay::Differs>() {
+        return EXIT_DIFFERS;
+    }
+    if error.chain().any(|cause| cause.downcast_ref::<engine::Error>().is_some_and(engine::Error::is_non_finite)) {
+        return EXIT_NON_FINITE;
+    }
+    if error.chain().any(|cause| cause.downcast_ref::<engine::Error>().is_some_and(engine::Error::is_hang)) {
+        return EXIT_HUNG;
     }
     if is_user_error { EXIT_USER } else { EXIT_FAILED }
 }

@@ -112,9 +112,13 @@ pub fn summary_lines(summary: &Summary) -> String {
         }
         _ => String::new(),
     };
+    let ended = if summary.steps < summary.max_steps {
+        format!("stopped: {} of {} steps", summary.steps, summary.max_steps)
+    } else {
+        format!("finished: {} steps", summary.steps)
+    };
     let mut lines = vec![format!(
-        "finished: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB{ranks}",
-        summary.steps,
+        "{ended} in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB{ranks}",
         summary.seconds,
         summary.tokens_per_second,
         summary.device,
@@ -126,7 +130,10 @@ pub fn summary_lines(summary: &Summary) -> String {
     }
     lines.extend(memory_lines(summary));
     if summary.skipped_steps > 0 {
-        lines.push(format!("  {} optimizer steps were skipped because of non-finite gradients", summary.skipped_steps));
+        lines.push(format!(
+            "  {} optimizer steps were skipped because values were NaN or infinite",
+            summary.skipped_steps
+        ));
     }
     lines.join("\n")
 }

@@ -2,6 +2,8 @@
 //!
 //! The engine prints nothing: it reports through values, an [`Observer`](metrics::Observer) and `tracing`.
 
+#![forbid(unsafe_code)]
+
 pub mod checkpoint;
 pub mod config;
 pub mod data;

@@ -1,6 +1,7 @@
 //! Errors of checkpoints, tokenizers, sampling and the device.
 
 use firebrick_backends::collective::CollectiveError;
+use firebrick_backends::host::remedy;
 use firebrick_backends::out_of_memory::OutOfMemory;
 use std::path::PathBuf;
 
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file could not be read or written.
-    #[error("cannot {action} {}: {error}", path.display())]
+    #[error("cannot {action} {}: {error}{}", path.display(), remedy(action, error))]
     Io {
         /// `read`, `write`, `create`, …
         action: &'static str,

@@ -3,6 +3,8 @@
 //!
 //! Models have no loss and no memory plan: they provide units and a head, and the engine decides when each runs.
 
+#![forbid(unsafe_code)]
+
 pub mod adapter;
 pub mod attention;
 pub mod cache;

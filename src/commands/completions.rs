@@ -8,5 +8,5 @@ use clap_complete::{Shell, generate};
 pub fn run(shell: Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     generate(shell, &mut Arguments::command(), "firebrick", &mut script);
-    output::print(&String::from_utf8(script)?)
+    output::print_raw(&String::from_utf8(script)?)
 }

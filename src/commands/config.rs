@@ -13,7 +13,7 @@ const CONTEXT: usize = 60;
 
 pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
     match command {
-        ConfigCommand::Schema => output::print(&(serde_json::to_string_pretty(&schema())? + "\n")),
+        ConfigCommand::Schema => output::print_raw(&(serde_json::to_string_pretty(&schema())? + "\n")),
         ConfigCommand::Explain(args) => explain(args),
         ConfigCommand::Check(args) => check(args),
     }
@@ -40,9 +40,9 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
     }
     if problems.is_empty() {
         let _ = writeln!(report, "{name}: no mistakes");
-        return output::print(&output::printable(&report));
+        return output::print(&report);
     }
-    output::print(&output::printable(&report))?;
+    output::print(&report)?;
     let count = match problems.len() {
         1 => "1 mistake".to_owned(),
         n => format!("{n} mistakes"),

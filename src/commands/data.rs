@@ -14,9 +14,10 @@ const BAR_WIDTH: u64 = 40;
 pub fn run(args: &DataArgs) -> anyhow::Result<()> {
     let config = config::load(&args.config, &args.overrides)?;
     let report = DataReport::of(&config, args.samples)?;
-    let text =
-        if args.json { to_lines(&serde_json::to_value(&report)?) + "\n" } else { output::printable(&text(&report)) };
-    output::print(&text)
+    if args.json {
+        return output::print_raw(&(to_lines(&serde_json::to_value(&report)?) + "\n"));
+    }
+    output::print(&text(&report))
 }
 
 fn text(report: &DataReport) -> String {

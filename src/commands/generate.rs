@@ -48,7 +48,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
                 "prompt": prompt, "sample": sample.sample, "completion": text, "tokens": sample.tokens,
                 "logprobs": sample.logps, "full_logprobs": sample.full_logps, "finish": sample.finish,
             });
-            output::print(&format!("{line}\n"))?;
+            output::print_raw(&format!("{line}\n"))?;
         } else {
             output::print(&format!("{prompt}{text}\n"))?;
         }

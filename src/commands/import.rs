@@ -6,6 +6,7 @@ use crate::output;
 use crate::table::Table;
 use firebrick::engine::Error;
 use firebrick::import::{Imported, ImportedKey, KeyOutcome, Options, Setting, SourceFile, import};
+use firebrick::spec::file::{MAX_TEXT_BYTES, read_text};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::{Component, Path};
@@ -31,7 +32,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         let mut json = serde_json::to_value(&imported)?;
         json["config"] = json!(config);
         json["gaps"] = imported.gaps().map(|row| row.key.as_str()).collect();
-        output::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
+        output::print_raw(&(serde_json::to_string_pretty(&json)? + "\n"))?;
     } else if args.output.is_some() {
         output::print(&table(&imported))?;
     } else {
@@ -76,7 +77,7 @@ fn source(path: &Path) -> anyhow::Result<SourceFile> {
         Some((file, line)) => (file, Some(line)),
         None => (path, None),
     };
-    let text = std::fs::read_to_string(file).map_err(Error::io("read", file))?;
+    let text = read_text(file, MAX_TEXT_BYTES).map_err(Error::io("read", file))?;
     let source = SourceFile::new(file.display().to_string(), text);
     Ok(match line {
         Some(line) => source.at_line(line),

@@ -11,9 +11,12 @@ use firebrick::engine::sequence::Sequence;
 use firebrick::models::Tokenizer;
 use firebrick::models::tokenizer::Control;
 use firebrick::sampler::check_ids;
+use firebrick::spec::file::read_line;
 use serde::Deserialize;
 use serde_json::json;
 use std::fmt::Write;
+use std::fs::File;
+use std::io::BufReader;
 
 /// A line of the input.
 #[derive(Deserialize)]
@@ -39,13 +42,15 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
     if args.temperature.is_nan() || args.temperature <= 0.0 {
         return Err(UserError(format!("--temperature must be above 0, got {}", args.temperature)).into());
     }
-    let text = std::fs::read_to_string(&args.input)
-        .map_err(|e| UserError(format!("cannot read {}: {e}", args.input.display())))?;
+    let unreadable = |e: std::io::Error| UserError(format!("cannot read {}: {e}", args.input.display()));
+    let mut input = BufReader::new(File::open(&args.input).map_err(unreadable)?);
     let Loaded { tokenizer, decoder, .. } = load(&args.checkpoint, args.device)?;
     let mut sequences = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let at = || format!("{} line {}", args.input.display(), number + 1);
-        let line: Line = serde_json::from_str(line).map_err(|_| {
+    let (mut text, mut number) = (Vec::new(), 0);
+    while read_line(&mut input, &mut text).map_err(unreadable)? {
+        number += 1;
+        let at = || format!("{} line {number}", args.input.display());
+        let line: Line = serde_json::from_slice(text.trim_ascii_end()).map_err(|_| {
             UserError(format!(
                 "{}: expected {{\"input_ids\": [...]}} or {{\"prompt\": \"...\", \"completion\": \"...\"}}",
                 at()

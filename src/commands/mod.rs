@@ -14,6 +14,7 @@ pub mod logprobs;
 pub mod memory;
 pub mod new;
 pub mod plan;
+pub mod replay;
 pub mod report;
 pub mod train;
 pub mod watch;

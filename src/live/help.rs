@@ -12,7 +12,7 @@ const STEERING: [(&str, &str); 4] = [
     ("p", "pause after this step, or continue"),
     ("s", "write a checkpoint after this step"),
     ("q", "stop after this step, with a checkpoint; twice: ask"),
-    ("Ctrl-C", "end now, without a checkpoint"),
+    ("Ctrl-C", "the same if the step ends soon, else end now; twice: now"),
 ];
 
 const LEAVING: [(&str, &str); 1] = [("q", "leave; the run continues")];

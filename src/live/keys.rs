@@ -11,7 +11,9 @@ pub enum Action {
     None,
     /// Leave the view; the run continues in its own process.
     Leave,
-    /// End the program at once, as Ctrl-C does elsewhere.
+    /// End the run as a signal does: soon with a checkpoint, or at once.
+    Interrupt,
+    /// End the program at once.
     EndNow,
     /// Suspend the program, as Ctrl-Z does elsewhere.
     Suspend,
@@ -24,7 +26,7 @@ pub fn press(key: KeyEvent, state: &mut LiveState, steering: Option<&Steering>) 
     }
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return match (key.code, steering) {
-            (KeyCode::Char('c'), Some(_)) => Action::EndNow,
+            (KeyCode::Char('c'), Some(_)) => Action::Interrupt,
             (KeyCode::Char('c'), None) => Action::Leave,
             (KeyCode::Char('z'), _) => Action::Suspend,
             _ => Action::None,

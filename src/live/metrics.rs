@@ -71,8 +71,9 @@ const SFT: [HeadlineMetric; 6] = [
     ("epoch", "training/epoch", Unit::Alone),
 ];
 
-/// Times of a validation, outside of steps.
-const VALIDATION: [&str; 3] = ["timing_s/testing", "timing_s/testing_reward", "timing_s/val_loss"];
+/// Times of validations and checkpoints, outside of steps.
+const OUTSIDE: [&str; 4] =
+    ["timing_s/testing", "timing_s/testing_reward", "timing_s/val_loss", "timing_s/save_checkpoint"];
 
 /// Returns true if a metric is shown.
 pub fn is_shown(name: &str) -> bool {
@@ -118,7 +119,7 @@ pub fn headlines(run: &RunView) -> Vec<Headline> {
 pub fn phases(run: &RunView) -> Vec<PhasePart> {
     let timed = Phase::ALL.into_iter().filter_map(|phase| {
         let name = format!("timing_s/{phase}");
-        let seconds = run.value(&name).filter(|_| !VALIDATION.contains(&name.as_str()))?;
+        let seconds = run.value(&name).filter(|_| !OUTSIDE.contains(&name.as_str()))?;
         Some((phase, seconds))
     });
     let timed: Vec<(Phase, f64)> = timed.collect();
@@ -148,8 +149,7 @@ pub fn left(run: &RunView) -> Option<f64> {
     let steps = run.scalars.curve("timing_s/step");
     let recent = &steps[steps.len().saturating_sub(RECENT_STEPS)..];
     let first = recent.first().filter(|_| run.ended.is_none())?.0;
-    let validations =
-        VALIDATION.iter().flat_map(|name| run.scalars.curve(name).iter().filter(|point| point.0 >= first));
-    let seconds: f64 = recent.iter().chain(validations).map(|point| point.1).sum();
+    let others = OUTSIDE.iter().flat_map(|name| run.scalars.curve(name).iter().filter(|point| point.0 >= first));
+    let seconds: f64 = recent.iter().chain(others).map(|point| point.1).sum();
     Some(seconds / recent.len() as f64 * rest as f64)
 }

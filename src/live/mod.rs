@@ -30,5 +30,5 @@ pub use feed::Live;
 pub use picture::picture;
 pub use screen::{UpdateSource, show};
 pub use state::LiveState;
-pub use terminal::{can_show, restore};
+pub use terminal::{can_show, continued, restore};
 pub use theme::Theme;

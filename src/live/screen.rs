@@ -6,10 +6,11 @@ use super::steering::Steering;
 use super::terminal::{self, CrosstermTerminal};
 use super::theme::Theme;
 use super::view::draw;
-use crate::output;
+use crate::{output, signals};
 use firebrick::backends::device::panic_message;
 use firebrick::report::ViewUpdate;
 use ratatui::crossterm::event::{self, Event};
+use std::io::{IsTerminal, stdout};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a key, and of updates.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Interval of redrawing an unchanged state, for its clock.
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
@@ -84,7 +85,7 @@ pub fn show(state: LiveState, source: UpdateSource, theme: Theme) -> anyhow::Res
 }
 
 fn take() -> std::io::Result<CrosstermTerminal> {
-    if !terminal::handle() {
+    if !signals::handle() {
         return Err(std::io::Error::other("signals cannot be handled"));
     }
     terminal::take()
@@ -134,7 +135,9 @@ fn run(
             terminal::write(|| console.draw(|frame| draw(frame, &state, theme)).map(drop))?;
             drawn = Some(Instant::now());
         }
-        if event::poll(POLL_INTERVAL)? {
+        // crossterm never returns from the read of a terminal that is gone, so nothing waits there
+        anyhow::ensure!(stdout().is_terminal(), "the terminal is gone");
+        if event::poll(Duration::ZERO)? {
             let action = match event::read()? {
                 Event::Key(key) => press(key, &mut state, steering),
                 _ => Action::None,
@@ -144,19 +147,13 @@ fn run(
             match action {
                 Action::None => {}
                 Action::Leave => return Ok(()),
-                Action::EndNow => end_now(&state),
-                Action::Suspend => terminal::suspend(),
+                Action::Interrupt => signals::interrupt(false),
+                Action::EndNow => signals::interrupt(true),
+                Action::Suspend => signals::suspend(),
             }
+        } else {
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     Ok(())
-}
-
-/// Ends the program in the middle of a step.
-fn end_now(state: &LiveState) {
-    terminal::restore();
-    output::message(&format!("ended after step {}; `--resume` continues from the newest checkpoint", state.run.step));
-    terminal::interrupt();
-    // the signal ends the program from another thread
-    std::thread::sleep(Duration::from_secs(1));
 }

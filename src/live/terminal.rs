@@ -72,6 +72,11 @@ pub fn retake() -> std::io::Result<(bool, bool)> {
     Ok((true, true))
 }
 
+/// Lets the view take over the terminal again: the program was stopped and continues.
+pub fn continued() {
+    CONTINUED.store(true, Ordering::SeqCst);
+}
+
 /// Returns true while the view has the terminal.
 fn is_taken() -> bool {
     TAKEN.load(Ordering::SeqCst)
@@ -104,66 +109,3 @@ fn writing() -> Option<MutexGuard<'static, ()>> {
     }
     None
 }
-
-#[cfg(unix)]
-mod signals {
-    use super::{CONTINUED, restore};
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
-    use signal_hook::iterator::Signals;
-    use signal_hook::low_level::{emulate_default_handler, raise};
-    use std::sync::OnceLock;
-    use std::sync::atomic::Ordering;
-
-    static HANDLED: OnceLock<bool> = OnceLock::new();
-
-    /// Makes signals that end or stop the program restore the terminal first. The thread stays for the
-    /// program's life: only it can then perform the default action of a handled signal.
-    pub fn handle() -> bool {
-        *HANDLED.get_or_init(|| {
-            let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP]) else {
-                return false;
-            };
-            let thread = std::thread::Builder::new().name("signals".into());
-            let spawned = thread.spawn(move || {
-                for signal in &mut signals {
-                    restore();
-                    // ends the program, or stops it here until it continues
-                    let _ = emulate_default_handler(signal);
-                    CONTINUED.store(true, Ordering::SeqCst);
-                }
-            });
-            spawned.is_ok()
-        })
-    }
-
-    /// Ends the program as Ctrl-C does.
-    pub fn interrupt() {
-        restore();
-        let _ = raise(SIGINT);
-    }
-
-    /// Stops the program as Ctrl-Z does.
-    pub fn suspend() {
-        restore();
-        let _ = raise(SIGTSTP);
-    }
-}
-
-#[cfg(not(unix))]
-mod signals {
-    /// Ctrl-C is a key of the view.
-    pub fn handle() -> bool {
-        true
-    }
-
-    /// Ends the program as Ctrl-C does.
-    pub fn interrupt() {
-        super::restore();
-        std::process::exit(130);
-    }
-
-    /// Does nothing: there is no Ctrl-Z.
-    pub fn suspend() {}
-}
-
-pub use signals::{handle, interrupt, suspend};

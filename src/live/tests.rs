@@ -348,7 +348,7 @@ fn keys_of_a_run_elsewhere_leave_the_view_and_steer_nothing() {
     assert_eq!(press(key('q'), &mut state, None), Action::Leave);
     let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
     assert_eq!(press(interrupt, &mut state, None), Action::Leave);
-    assert_eq!(press(interrupt, &mut state, Some(&Steering::default())), Action::EndNow);
+    assert_eq!(press(interrupt, &mut state, Some(&Steering::default())), Action::Interrupt);
 }
 
 #[test]

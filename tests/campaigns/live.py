@@ -152,8 +152,8 @@ def keys(options, folder, columns, rows):
         check("reward" in screen and "? help" in screen, f"{name}: it follows the window's size", screen)
         window.tmux("resize-window", "-x", str(columns), "-y", str(rows))
         window.type("q")
-        screen = window.wait(lambda screen: "finished:" in screen, 30)
-        check("finished:" in screen, f"{name}: q stops after the step, with a summary", screen)
+        screen = window.wait(lambda screen: "stopped:" in screen, 30)
+        check("stopped:" in screen, f"{name}: q stops after the step, with a summary", screen)
         restored(window, f"{name}, q")
         summary = json.loads((output / "summary.json").read_text())
         check((output / f"checkpoints/step-{summary['steps']:06}").is_dir(), f"{name}: a stopped run has its checkpoint")
@@ -292,6 +292,22 @@ def stopped(options, folder):
         window.close()
 
 
+def gone(options, folder):
+    """A terminal that is closed: the run goes on to its end."""
+    window, output = Window(folder, 80, 24), folder / "gone"
+    try:
+        train(window, options, output, "trainer.steps=5", "warmup.sft.steps=60")
+        window.wait(lambda screen: "warm-up" in screen, 120)
+        pid = window.pid()
+    finally:
+        window.close()
+    end = time.monotonic() + 300
+    while pathlib.Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    check(not pathlib.Path(f"/proc/{pid}").exists(), "a run without its terminal ends")
+    check(json.loads((output / "summary.json").read_text())["steps"] == 5, "a run without its terminal takes all steps")
+
+
 def lines(options, folder):
     """Where the view does not belong."""
     for name, environment, words in (("CI", ["CI=true"], []), ("TERM=dumb", [], []), ("--plain", [], ["--plain"])):
@@ -337,8 +353,9 @@ def main():
             if wanted("screens"):
                 compared(options, folder, columns, rows)
         if wanted("signals"):
-            for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
+            for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
                 killed(options, folder, sign)
+            gone(options, folder)
             stopped(options, folder)
         if wanted("lines"):
             lines(options, folder)

@@ -2,6 +2,7 @@
 
 mod budget;
 mod folders;
+mod hangs;
 mod messages;
 mod out_of_memory;
 mod panics;

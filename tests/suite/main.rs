@@ -9,6 +9,7 @@ mod support;
 
 mod devices;
 mod documents;
+mod fuzz;
 mod import;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod kernels;

@@ -68,7 +68,7 @@ mod traits;
 mod transport;
 
 pub use background::Background;
-pub use error::{CollectiveError, Failure, Result};
+pub use error::{CollectiveError, Failure, HUNG, Result};
 pub use flat::{Element, Flat, shard};
 pub use gathering::Gathering;
 pub use header::OperationKind;

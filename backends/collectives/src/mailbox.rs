@@ -6,7 +6,9 @@
 use super::Failure;
 use super::header::Header;
 use super::parcel::Parcel;
+use firebrick_spec::heartbeat::wait_for_rank;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt::Display;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -163,14 +165,17 @@ impl Mailbox {
         state.failures.remove(&channel);
     }
 
-    /// The next message of a rank. What has arrived is delivered even where its sender is gone, or has failed since.
+    /// The next message of a rank, in the operation `during`. What has arrived is delivered even where its sender is
+    /// gone, or has failed since.
     pub fn take(
         &self,
         channel: u64,
         from: usize,
         watched: Option<Watched>,
         deadline: Instant,
+        during: &dyn Display,
     ) -> Result<Parcel, Ended> {
+        let mut wait = None;
         let mut state = self.state();
         loop {
             let queue = state.queues.get_mut(&(channel, from));
@@ -190,6 +195,7 @@ impl Mailbox {
             if left.is_zero() {
                 return Err(Ended::TimedOut);
             }
+            wait.get_or_insert_with(|| wait_for_rank(from, format!("rank {from} in {during}")));
             state.awaited += 1;
             let waited = self.arrived.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -229,7 +235,7 @@ mod tests {
     /// Result of waiting for rank 1 in the group.
     fn waited(mailbox: &Mailbox, seconds: u64) -> Result<Parcel, Ended> {
         let deadline = Instant::now() + Duration::from_secs(seconds);
-        mailbox.take(GROUP, 1, Some(WATCHED), deadline)
+        mailbox.take(GROUP, 1, Some(WATCHED), deadline, &"a test")
     }
 
     #[test]
@@ -252,7 +258,7 @@ mod tests {
     fn a_failure_that_another_thread_has_taken_is_told_before_a_rank_counts_as_gone() {
         let mailbox = Mailbox::default();
         mailbox.put(PARENT, 2, header(2, 4));
-        mailbox.take(PARENT, 2, None, Instant::now()).unwrap();
+        mailbox.take(PARENT, 2, None, Instant::now(), &"a test").unwrap();
         mailbox.end(1, "it has ended", &Failures::new());
         assert_eq!(waited(&mailbox, 0), Err(Ended::Failed(failure(2))));
     }
@@ -275,7 +281,7 @@ mod tests {
         assert_eq!(waited(&mailbox, 0), Ok(vec![1].into()));
         assert_eq!(waited(&mailbox, 0), Err(Ended::Failed(failure(1))));
         mailbox.end(1, "it has ended", &Failures::new());
-        let lost = mailbox.take(GROUP, 1, None, Instant::now());
+        let lost = mailbox.take(GROUP, 1, None, Instant::now(), &"a test");
         assert_eq!(lost, Err(Ended::Lost(1, "it has ended".into())));
     }
 

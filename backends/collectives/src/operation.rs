@@ -67,7 +67,7 @@ impl Operation<'_> {
     fn take(&mut self, from: usize, during: &Header) -> Result<Parcel> {
         let Staged { transport, ranks, channel, parent, settings, .. } = self.group;
         let mailbox = transport.mailbox();
-        let ended = match mailbox.take(*channel, ranks[from], *parent, self.deadline) {
+        let ended = match mailbox.take(*channel, ranks[from], *parent, self.deadline, during) {
             Ok(taken) => return Ok(taken),
             Err(ended) => ended,
         };

@@ -3,6 +3,7 @@
 //! A program opts in with
 //! `#[global_allocator] static ALLOCATOR: CountingAllocator = CountingAllocator;`.
 
+use crate::allocation_limit::{charge, release};
 use crate::allocation_trace;
 use crate::out_of_memory::OutOfMemory;
 use libmimalloc_sys::{mi_option_large_os_pages, mi_option_set_default, mi_option_t};
@@ -68,6 +69,7 @@ fn shrinks(address: usize, bytes: usize) {
 #[allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size());
         // SAFETY: the caller's promise is passed on.
         let p = unsafe { MiMalloc.alloc(layout) };
         if p.is_null() {
@@ -79,6 +81,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size());
         // SAFETY: the caller's promise is passed on.
         let p = unsafe { MiMalloc.alloc_zeroed(layout) };
         if p.is_null() {
@@ -91,11 +94,14 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
         shrinks(p.addr(), layout.size());
+        release(layout.size());
         // SAFETY: the caller's promise is passed on.
         unsafe { MiMalloc.dealloc(p, layout) };
     }
 
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        release(layout.size());
+        charge(size);
         // SAFETY: the caller's promise is passed on.
         let q = unsafe { MiMalloc.realloc(p, layout, size) };
         if q.is_null() {

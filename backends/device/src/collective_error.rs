@@ -2,6 +2,9 @@
 
 use crate::out_of_memory::{MemoryErrorKind, OutOfMemory};
 
+/// Begin of the last words of a rank that hung.
+pub const HUNG: &str = "it hung";
+
 /// Result of a collective.
 pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 
@@ -119,6 +122,16 @@ impl CollectiveError {
     /// Returns true if the user can mend it by changing what they asked for: all ranks that failed say so.
     pub fn is_user_error(&self) -> bool {
         matches!(self, Self::Failed(failures) if failures.iter().all(|failure| failure.users))
+    }
+
+    /// Returns true if a rank hung: it did not come in time, or its watchdog says so.
+    pub fn is_hang(&self) -> bool {
+        match self {
+            Self::Deadline { .. } => true,
+            Self::Lost { message, .. } => message.starts_with(HUNG),
+            Self::Failed(failures) => failures.iter().any(|failure| failure.message.contains(HUNG)),
+            _ => false,
+        }
     }
 
     /// The failure to act on where ranks have failed: the largest shortage of memory, or else the lowest rank's error.

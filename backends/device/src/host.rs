@@ -1,6 +1,7 @@
 //! Files of the host: memory-mapped reads, synced writes.
 
 use std::fs::File;
+use std::io::ErrorKind::{FileTooLarge, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -25,6 +26,22 @@ impl MappedFile {
     /// The file's bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// Actions of messages that change files.
+const CHANGES: [&str; 7] = ["append to", "create", "create the run folder", "remove", "rename", "sync", "write"];
+
+/// Remedy for a failed change of a file, to be appended to a message; empty for failed reads and other errors.
+pub fn remedy(action: &str, error: &io::Error) -> &'static str {
+    if !CHANGES.contains(&action) {
+        return "";
+    }
+    match error.kind() {
+        StorageFull | QuotaExceeded | FileTooLarge => "; free space on its disk; a run then continues with --resume",
+        ReadOnlyFilesystem | PermissionDenied => "; make its folder writable; a run then continues with --resume",
+        NotFound => "; its folder is gone; a run continues with --resume and `output` set to its folder",
+        _ => "",
     }
 }
 

@@ -2,6 +2,7 @@
 //! backend. Backend types and `unsafe` occur only in this crate, `firebrick-collectives` and `firebrick-kernels`.
 
 pub mod accounts;
+pub mod allocation_limit;
 pub mod allocation_trace;
 pub mod allocator;
 pub mod collective_error;

@@ -3,6 +3,8 @@
 //!
 //! It is made on the host, once for all layers of a forward pass, in the layout that the kernels of a device read.
 
+#![forbid(unsafe_code)]
+
 pub mod delta;
 pub mod experts;
 pub mod paged;

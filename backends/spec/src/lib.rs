@@ -1,10 +1,15 @@
-//! Plain data about devices: kinds, profiles, links, precisions and formats, kernel tables, categories of memory.
+//! Plain data about devices: kinds, profiles, links, precisions and formats, kernel tables, categories of memory; and
+//! heartbeats of threads.
 //!
 //! The lowest crate: no tensors, no Burn.
+
+#![forbid(unsafe_code)]
 
 pub mod backend;
 pub mod capture;
 pub mod error;
+pub mod file;
+pub mod heartbeat;
 pub mod json;
 pub mod kernels;
 pub mod links;
@@ -13,6 +18,7 @@ pub mod precision;
 pub mod prepack;
 pub mod profile;
 pub mod quantized;
+pub mod secrets;
 
 pub use backend::Backend;
 pub use capture::{CudaGraphs, MAX_GRAPHS};

@@ -3,6 +3,7 @@
 use crate::lr_scheduler::LrSchedulerError;
 use firebrick_backends::accounts::Balance;
 use firebrick_backends::collective::CollectiveError;
+use firebrick_backends::host::remedy;
 use firebrick_backends::out_of_memory::{MemoryErrorKind, OutOfMemory as Refused};
 use firebrick_data::hub::HubError;
 use firebrick_data::task::{Split, TaskError};
@@ -17,7 +18,7 @@ pub enum Error {
     #[error("config: {0}")]
     Config(String),
     /// A file could not be read or written.
-    #[error("cannot {action} {}: {error}", path.display())]
+    #[error("cannot {action} {}: {error}{}", path.display(), remedy(action, error))]
     Io {
         /// `read`, `write`, `create`, …
         action: &'static str,
@@ -141,22 +142,22 @@ pub enum Error {
         /// Why, and what to do.
         detail: String,
     },
-    /// Gradients stayed non-finite.
+    /// Numbers stayed NaN or infinite.
     #[error(
-        "the gradient norm was not finite for {count} optimizer steps of {phase} in a row, last at step {step}; none of them \
-         was applied. Lower {section}.lr, check the rewards in samples.jsonl, and {way_back}"
+        "the loss, a gradient, a log-prob or a reward was not finite for {count} optimizer steps of {phase} in a row, \
+         last at step {step}; none of them was applied.\nfirst: {found}\n{advice}"
     )]
     NonFinite {
         /// The phase that updates.
         phase: &'static str,
-        /// The section of its optimizer.
-        section: &'static str,
         /// Training step.
         step: u64,
         /// Skipped steps in a row.
         count: u64,
-        /// Which checkpoint to continue from.
-        way_back: String,
+        /// The first tensor or reward that was not finite, and its sample.
+        found: String,
+        /// What to change, and which checkpoint to continue from.
+        advice: String,
     },
     /// A gradient that was not finite after part of it had been applied.
     #[error(
@@ -307,6 +308,11 @@ impl Error {
         }
     }
 
+    /// True if the run ended because numbers were NaN or infinite.
+    pub fn is_non_finite(&self) -> bool {
+        matches!(self, Self::NonFinite { .. } | Self::PartlyApplied { .. })
+    }
+
     /// True if the user can fix the cause: a setting, a file, their code. `false` for a run that failed.
     pub fn is_user_error(&self) -> bool {
         match self {
@@ -333,6 +339,13 @@ impl Error {
             | Self::Phase { .. }
             | Self::DeviceLost { .. } => false,
         }
+    }
+}
+
+impl Error {
+    /// Returns true if another rank hung.
+    pub fn is_hang(&self) -> bool {
+        matches!(self, Self::Device(firebrick_backends::Error::Collective(error)) if error.is_hang())
     }
 }
 

@@ -1,14 +1,15 @@
 //! A process that exchanges lines under a deadline. It can always be ended: it leads its own process group, so
 //! that its children end with it.
 
+use firebrick_spec::heartbeat::wait_for;
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,32 @@ const REAP_TIMEOUT: Duration = Duration::from_millis(500);
 const LOAD_TIMEOUT: Duration = Duration::from_mins(2);
 /// Time for a process to end by itself once its input has ended.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Processes that run.
+static RUNNING: Mutex<Running> = Mutex::new(Running { names: BTreeMap::new(), closed: false });
+
+struct Running {
+    /// Names by ids.
+    names: BTreeMap<u32, String>,
+    /// True if the program ends.
+    closed: bool,
+}
+
+/// Ids and names of the processes that run.
+pub fn running() -> Vec<(u32, String)> {
+    registered().names.iter().map(|(id, name)| (*id, name.clone())).collect()
+}
+
+/// Kills all processes and their children, of a program that ends at once, and those that are still started.
+pub fn kill_all() {
+    let mut running = registered();
+    running.closed = true;
+    running.names.keys().for_each(|id| kill_group(*id));
+}
+
+fn registered() -> MutexGuard<'static, Running> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Reason why no line came.
 #[derive(Debug)]
@@ -66,6 +93,8 @@ pub struct Process {
     errors: Arc<Mutex<VecDeque<u8>>>,
     /// Closed when stderr is.
     errors_end: Receiver<()>,
+    /// Name and id, for messages.
+    label: String,
     reaped: bool,
 }
 
@@ -79,10 +108,18 @@ impl Process {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
         let mut child = command.spawn()?;
+        let mut running = registered();
+        running.names.insert(child.id(), name.to_owned());
+        if running.closed {
+            kill_group(child.id());
+        }
+        drop(running);
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
+        let label = format!("{name}, process {}", child.id());
         let (requests, written) = channel::<String>();
-        thread::spawn(move || write(stdin, &written));
+        let reader = format!("{label}, to read");
+        thread::spawn(move || write(stdin, &written, &reader));
         let (line, lines) = sync_channel(MAX_LINES);
         thread::spawn(move || read(stdout, &line));
         let errors = Arc::new(Mutex::new(VecDeque::new()));
@@ -92,7 +129,7 @@ impl Process {
             keep_stderr(stderr, &kept, &name);
             drop(end);
         });
-        Ok(Self { child, requests: Some(requests), lines, errors, errors_end, reaped: false })
+        Ok(Self { child, requests: Some(requests), lines, errors, errors_end, label, reaped: false })
     }
 
     /// Starts a Python program: the code that serves requests, then `script`, which `opening` tells what to load from
@@ -137,6 +174,7 @@ impl Process {
     /// # Errors
     /// [`Silence`] if no line came.
     pub fn line(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Result<String, Silence> {
+        let _wait = wait_for(format!("{}, to answer", self.label));
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left.min(POLL_INTERVAL)) {
@@ -171,7 +209,7 @@ impl Process {
         String::from_utf8_lossy(&text).trim().to_owned()
     }
 
-    fn errors(&self) -> std::sync::MutexGuard<'_, VecDeque<u8>> {
+    fn errors(&self) -> MutexGuard<'_, VecDeque<u8>> {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -180,7 +218,7 @@ impl Process {
         let deadline = Instant::now() + time;
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                self.reaped = true;
+                self.forget();
                 return Some(status);
             }
             if Instant::now() >= deadline {
@@ -197,8 +235,14 @@ impl Process {
             // fails where it has ended
             let _ = self.child.kill();
             let _ = self.child.wait();
-            self.reaped = true;
+            self.forget();
         }
+    }
+
+    /// The process has been reaped: its id may become another's.
+    fn forget(&mut self) {
+        self.reaped = true;
+        registered().names.remove(&self.child.id());
     }
 }
 
@@ -247,8 +291,9 @@ fn kill_group(leader: u32) {
 }
 
 /// Writes requests until there are no more, or nobody reads.
-fn write(mut stdin: impl Write, requests: &Receiver<String>) {
+fn write(mut stdin: impl Write, requests: &Receiver<String>, reader: &str) {
     for lines in requests {
+        let _wait = wait_for(reader);
         if stdin.write_all(lines.as_bytes()).and_then(|()| stdin.flush()).is_err() {
             return;
         }

@@ -333,6 +333,11 @@ impl Gradients {
         Ok(sum)
     }
 
+    /// The norm, if it was computed.
+    pub(crate) fn known_norm(&self) -> Option<f64> {
+        self.norm
+    }
+
     /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks shard gradients, or
     /// matrices, or have stages, it is the root of the ranks' sums of squares, added in f64 and in their order; what
     /// several have is counted once.

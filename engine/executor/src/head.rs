@@ -3,6 +3,7 @@
 //! Losses that separate over tokens need one pass. Losses that look at whole sequences get all log-probs from a pass
 //! without gradients first, are differentiated on those vectors, and the chunks run a second time with the result.
 
+use super::non_finite::FiniteCheck;
 use super::runtime::Runtime;
 use super::segment::PassContext;
 use super::tensor_parallel::{gather, sum};
@@ -115,6 +116,8 @@ pub(super) struct HeadPass<'a> {
     pub temperature: f64,
     /// The loss scale.
     pub loss_scale: f64,
+    /// Of a search for NaN and infinite numbers.
+    pub finite_check: Option<&'a FiniteCheck>,
 }
 
 /// The loss of a value head.
@@ -201,6 +204,9 @@ impl HeadPass<'_> {
     ) -> Result<(Tensor<2>, LossSums)> {
         self.by_chunks(at.micro, |start, len| {
             let chunk = head.value_chunk(hidden.clone().narrow(0, start, len));
+            if let Some(check) = self.finite_check {
+                check.device(chunk.values.clone().unsqueeze(), || "values".to_owned())?;
+            }
             let values = chunk.values.clone().autodiff().require_grad();
             let loss = term.loss.loss(&values, &at.micro.inputs.narrow(start, len));
             let mut tape = loss.total.backward();
@@ -277,7 +283,11 @@ impl HeadPass<'_> {
     ) -> Result<TokenChunk<'h>> {
         let rows = hidden.clone().narrow(0, start, len);
         let targets = at.micro.targets.clone().narrow(0, start, len);
-        TokenChunk::score(head, rows, targets, self.temperature, at.runtime)
+        let chunk = TokenChunk::score(head, rows, targets, self.temperature, at.runtime)?;
+        if let Some(check) = self.finite_check {
+            check.device(chunk.scores().logp.clone().unsqueeze(), || "log-probs".to_owned())?;
+        }
+        Ok(chunk)
     }
 }
 

@@ -4,6 +4,7 @@ use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping, s
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::segment_executor::values_all;
 use crate::{Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all};
+use firebrick_backends::device::is_cpu;
 use firebrick_backends::trace::span_on;
 use firebrick_core::sequence::Sequence;
 use firebrick_core::{Error, Result};
@@ -87,6 +88,15 @@ impl Learner {
     /// The model.
     pub fn decoder(&self) -> &Decoder {
         &self.model.decoder
+    }
+
+    /// Model and optimizer with the same values, for another thread to read until these are updated. `None` on a GPU,
+    /// whose tensors stay on their thread, and if ranks share the model or some of the state is on the host.
+    pub fn shared(&self) -> Option<(ResidentModel, AdamW)> {
+        let model = &self.model;
+        let is_alone = !model.is_shared_out() && model.decoder.share().is_none();
+        let optimizer = self.optimizer.shared().filter(|_| is_alone && is_cpu(model.decoder.device()))?;
+        Some((model.shared(), optimizer))
     }
 
     /// Waits until weights and optimizer state are where they were loaded to.
@@ -237,7 +247,7 @@ impl Learner {
         })
     }
 
-    /// The second half: clips and updates.
+    /// The second half: clips and updates. A loss or a gradient norm that is not finite updates nothing.
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -246,6 +256,7 @@ impl Learner {
         let Accumulated { gradients, sums, applied, batch } = accumulated;
         let outcome = match applied {
             Some(outcome) => outcome,
+            None if !sums.loss.is_finite() => self.optimizer.skipped(&gradients),
             None => {
                 let decoder = &mut self.model.decoder;
                 self.optimizer.step(decoder, gradients, lr, &self.runtime)?

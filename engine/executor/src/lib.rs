@@ -3,6 +3,8 @@
 //! Everything the plan decides happens between two segments; units know nothing of it. [`learner`] is a trained model:
 //! decoder, plan and optimizer.
 
+#![forbid(unsafe_code)]
+
 mod activation_offload;
 mod all_reduce;
 pub mod batch;
@@ -15,6 +17,7 @@ mod gradients;
 mod head;
 pub mod learner;
 mod leaves;
+mod non_finite;
 pub mod optim;
 mod pipeline_parallel;
 mod pipeline_schedule;
@@ -36,6 +39,7 @@ pub use boundary_log::{Boundary, BoundaryKind, BoundaryLog, BoundaryRow, Boundar
 pub use gradient::Gradient;
 pub use gradients::{GradientHook, Gradients};
 pub use head::HeadLoss;
+pub use non_finite::NonFinite;
 pub use pipeline_parallel::check_stages;
 pub use pool_peak::PoolPeak;
 pub use resident_model::{Residency, ResidentModel, kept_values};

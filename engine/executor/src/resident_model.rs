@@ -96,6 +96,12 @@ impl ResidentModel {
         self
     }
 
+    /// A model with the same values, which it shares with this one until one of the two is updated.
+    #[must_use]
+    pub fn shared(&self) -> Self {
+        Self::new(self.decoder.clone(), self.plan.clone(), self.role, &Accounts::new())
+    }
+
     /// True if ranks shard its weights.
     pub fn is_shared_out(&self) -> bool {
         self.sharding.is_some()

@@ -5,6 +5,7 @@ use super::boundary_log::{Boundary, BoundaryLog};
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::allocator;
+use firebrick_backends::heartbeat::beat;
 use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read, read_pools};
 use firebrick_backends::out_of_memory::OutOfMemory as Refused;
 use firebrick_backends::transfer::Copier;
@@ -165,6 +166,7 @@ impl Runtime {
     /// # Errors
     /// `Error::OutOfMemory` above the limit, with the accounts.
     pub fn boundary(&self, at: impl Into<Boundary>) -> Result<()> {
+        beat();
         let reading = self.reading();
         let reading = match &self.log {
             Some(log) => log.record(at, reading),
@@ -175,6 +177,7 @@ impl Runtime {
 
     /// A boundary at which work cannot be repeated: takes a row of the log.
     pub fn record(&self, at: impl Into<Boundary>) {
+        beat();
         if let Some(log) = &self.log {
             log.record(at, self.reading_without_sync());
         }

@@ -4,6 +4,7 @@
 use super::boundary_log::{Boundary, BoundaryKind};
 use super::fetch::{Fetched, Fetcher};
 use super::head::{self, TokenChunk};
+use super::non_finite::FiniteCheck;
 use super::pipeline_parallel::Neighbors;
 use super::runtime::Runtime;
 use super::segment::{PassContext, Sharding, Unsharded, run};
@@ -38,6 +39,8 @@ pub struct Executor<'a> {
     pub(super) router_loss: (f64, usize),
     /// Passes that every rank makes through the model in a backward pass over all micro-batches.
     pub(super) rounds: usize,
+    /// Of a search for NaN and infinite numbers.
+    pub(super) finite_check: Option<&'a FiniteCheck>,
 }
 
 impl<'a> Executor<'a> {
@@ -52,7 +55,15 @@ impl<'a> Executor<'a> {
             loss_scale: 1.0,
             router_loss: (0.0, 0),
             rounds: 0,
+            finite_check: None,
         }
+    }
+
+    /// Checks the tensors of backward passes.
+    #[must_use]
+    pub(super) fn with_finite_check(mut self, check: &'a FiniteCheck) -> Self {
+        self.finite_check = Some(check);
+        self
     }
 
     /// Sets the least number of passes for one of several ranks: as many as any of them, those without a micro-batch

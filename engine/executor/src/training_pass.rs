@@ -120,7 +120,9 @@ impl<'a, 'r> Pass<'a, 'r> {
 
     /// The rows of every micro-batch before the first layer.
     pub fn embed(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
-        self.executor.embed(decoder, &self.fetch.next(decoder)?, &self.micros)
+        let rows = self.executor.embed(decoder, &self.fetch.next(decoder)?, &self.micros)?;
+        self.executor.check_rows(decoder, &rows, "output", &(0..1))?;
+        Ok(rows)
     }
 
     /// The rows of every micro-batch behind the last segment, given those before the first.
@@ -144,6 +146,7 @@ impl<'a, 'r> Pass<'a, 'r> {
                 }
                 at.runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }
+            self.executor.check_rows(decoder, &rows, "output", &segment.units)?;
         }
         Ok(rows)
     }
@@ -165,10 +168,15 @@ impl<'a, 'r> Pass<'a, 'r> {
             rows: self.executor.plan.head_rows,
             temperature: self.executor.temperature,
             loss_scale: self.executor.loss_scale,
+            finite_check: self.executor.finite_check,
         };
         let mut rows = Vec::with_capacity(hidden.len());
         for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
             let (d_scored, head_sums) = pass.backward(self.executor.at(decoder, micro), hidden, loss, gradients)?;
+            if let Some(check) = self.executor.finite_check {
+                check.number(head_sums.loss, "the loss");
+                check.device(d_scored.clone(), || "gradient of the head's input".to_owned())?;
+            }
             sums.absorb(&head_sums);
             // unscored rows read the row of zeros that stands behind the scored ones: a gather, not a scatter
             let zero = Tensor::<2>::zeros([1, d_scored.dims()[1]], (&d_scored.device(), d_scored.dtype()));
@@ -215,6 +223,7 @@ impl<'a, 'r> Pass<'a, 'r> {
                 runtime.boundary(Boundary::at(BoundaryKind::Backward, i))?;
             }
             drop(fetched);
+            self.executor.check_rows(decoder, &rows, "gradient of the input", &segment.units)?;
             for unit in segment.units.clone().rev() {
                 gradients.complete(decoder, decoder.units()[unit].range.clone(), runtime)?;
                 done(decoder, gradients, unit)?;

@@ -7,6 +7,8 @@
 //! Tables convert the keys, one text per engine (`rules/*.txt`; `rules` documents their language). Functions convert
 //! the rest: `verl`, `trl`, `nemo`, `grpo_guide`, `common`.
 
+#![forbid(unsafe_code)]
+
 mod account;
 mod assembly;
 mod branches;

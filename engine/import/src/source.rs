@@ -7,6 +7,7 @@ use super::page::CodeBlock;
 use super::shell::Script;
 use super::source_file::{SourceFile, is_known};
 use super::{page, python, shell, yaml};
+use firebrick_spec::file::{MAX_CONFIG_BYTES, read_text};
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
@@ -136,7 +137,7 @@ fn find_file(script: &Script, name: &str) -> Option<SourceFile> {
         script.files.iter().find(|file| file.name != script.name && is_match(Path::new(&file.name))).cloned()
     };
     let by_path = find(&|file| file == path);
-    let read = || std::fs::read_to_string(&path).ok().filter(|text| text.len() <= yaml::MAX_BYTES);
+    let read = || read_text(&path, MAX_CONFIG_BYTES).ok();
     let on_disk = || read().map(|text| SourceFile::new(path.display().to_string(), text));
     by_path.or_else(on_disk).or_else(|| find(&|file| file.file_name() == path.file_name()))
 }

@@ -295,6 +295,8 @@ fn a_file_that_would_grow_without_end_is_refused() {
     for (name, text) in [
         ("deep.sh", format!("python3 -m x a.b={}1{}\n", "${q:-".repeat(open), "}".repeat(open))),
         ("deep.sh", "(".repeat(shut)),
+        ("deep.sh", "( ".repeat(40)),
+        ("deep.sh", "case a in a) ".repeat(20)),
         ("deep.sh", "$(".repeat(shut)),
         ("deep.sh", "if true; then\n".repeat(shut)),
         ("deep.sh", "! ".repeat(shut)),
@@ -312,6 +314,32 @@ fn a_file_that_would_grow_without_end_is_refused() {
     }
     let ways = (0..12).fold(String::new(), |text, n| text + &format!("if [ -f {n} ]; then X{n}=1; fi\n"));
     assert!(refusal("ways.sh", &(ways + "python3 -m x a.b=1\n")).contains("more than 512 ways"));
+}
+
+#[test]
+fn cases_within_cases_are_read() {
+    let cases = ["case a in\n(a) ".repeat(4), "X=8".to_owned(), ";;\n*) X=9 ;;\nesac\n".repeat(4)].concat();
+    let imported = imported("a.sh", &format!("{cases}python3 -m verl.trainer.main_ppo data.train_batch_size=$X\n"));
+    assert!(imported.config.contains("train_batch_size: 8"), "{}", imported.config);
+}
+
+#[test]
+fn a_value_that_doubles_line_by_line_is_unknown() {
+    for (first, next) in [("'ab'", "x + x"), ("[1]", "x + x"), ("[1]", "[x, x]"), ("{}", "{'a': x, 'b': x}")] {
+        let script =
+            format!("x = {first}\n{}GRPOConfig(num_generations=8, output_dir=x)\n", format!("x = {next}\n").repeat(60));
+        let imported = imported("a.py", &script);
+        assert!(imported.config.len() < 10_000, "{next}: {} bytes", imported.config.len());
+    }
+}
+
+#[test]
+fn integers_of_a_program_that_do_not_fit_are_unknown() {
+    for number in ["-(-9223372036854775807 - 1)", "1 << 63"] {
+        let entries = entries("a.py", &format!("GRPOConfig(max_steps={number})\n"));
+        let entry = entries.iter().find(|entry| entry.key == "max_steps").expect("the key");
+        assert!(matches!(entry.value, SourceValue::Unresolved { .. }), "{number}: {:?}", entry.value);
+    }
 }
 
 #[test]

@@ -13,6 +13,8 @@
 //! answer's first 2,000 bytes is bounded: tokens, nesting, bits of exact numbers, points of a numeric comparison. No
 //! text makes it panic or run long. [`Arithmetic`] evaluates plain sums and products alone.
 
+#![forbid(unsafe_code)]
+
 mod arithmetic;
 mod brackets;
 mod collection;

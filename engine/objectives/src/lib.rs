@@ -6,6 +6,8 @@
 //! has its flat settings, as configuration files write them, and [`Algorithm`] the names of algorithms, which stand for
 //! settings.
 
+#![forbid(unsafe_code)]
+
 pub mod advantage;
 pub mod aggregate;
 pub mod coefficients;

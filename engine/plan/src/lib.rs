@@ -5,6 +5,8 @@
 //! No tensors, no devices, no Burn: a plan is made from an architecture, lengths and a device profile, for this machine
 //! or another one. The engine's executor runs plans.
 
+#![forbid(unsafe_code)]
+
 mod applied_preset;
 mod config;
 pub mod error;

@@ -174,6 +174,13 @@ impl ModelPlan {
         Self { segments: vec![whole], reshard_after_forward: true, offload_group: 1, ..Self::default() }
     }
 
+    /// True if weights and optimizer state are always on the device.
+    pub(crate) fn stays_on_device(&self) -> bool {
+        let segments = self.segments.iter().map(|segment| segment.weights);
+        let OptimizerPlan { home, idle, .. } = self.optimizer;
+        segments.chain([self.ends, self.idle, home, idle]).all(|home| home == Home::Device)
+    }
+
     /// Rejects segments that do not cover the model's layers in order.
     pub(crate) fn check_units(&self, arch: &Arch) -> Result<()> {
         let body = body(arch);

@@ -5,6 +5,7 @@ use super::planner::{BatchProposal, Decision, Fit, FittingDegrees, GroupProposal
 use super::{Plan, Role};
 use crate::{AppliedPreset, Error, Result};
 use firebrick_spec::Origin;
+use firebrick_spec::file::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
@@ -151,7 +152,7 @@ impl Plan {
     /// # Errors
     /// If the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.
     pub fn load(path: &Path, run: &PlannedFor) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|error| Error::Read { path: path.to_owned(), error })?;
+        let text = read_text(path, MAX_CONFIG_BYTES).map_err(|error| Error::Read { path: path.to_owned(), error })?;
         Self::from_json(&text, path, run)
     }
 

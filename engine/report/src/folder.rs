@@ -1,6 +1,7 @@
 //! A run's folder: its name and its configuration.
 
 use firebrick_engine::{Error, Result};
+use firebrick_spec::file::{MAX_CONFIG_BYTES, read_text};
 use std::path::Path;
 
 /// A run's configuration.
@@ -13,8 +14,7 @@ pub(super) fn config(folder: &Path) -> Result<String> {
         let detail = "it contains no run (no config.yaml); name the folder that the run's `output` is";
         return Err(report_error(folder, detail.into()));
     }
-    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    String::from_utf8(bytes).map_err(|_| report_error(&path, "it is not text in UTF-8".into()))
+    read_text(&path, MAX_CONFIG_BYTES).map_err(Error::io("read", path))
 }
 
 pub(super) fn report_error(path: &Path, detail: String) -> Error {

@@ -6,10 +6,11 @@ use super::view_update::{Planned, ViewUpdate};
 use firebrick_engine::config::{Mode, mode_of, parse};
 use firebrick_engine::metrics::{GLOBAL_STEP, LedgerEntry, Metrics};
 use firebrick_engine::{Error, Result};
+use firebrick_spec::file;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fs::{File, Metadata};
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -134,7 +135,7 @@ impl Follower {
         if self.ended || self.config.is_some_and(|(begun, _)| begun > written) {
             return None;
         }
-        let summary: Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+        let summary: Value = serde_json::from_slice(&file::read(&path, file::MAX_CONFIG_BYTES).ok()?).ok()?;
         self.ended = true;
         Some(ViewUpdate::Ended { steps: summary["steps"].as_u64()? })
     }
@@ -217,15 +218,18 @@ impl Tail {
                 self.offset = metadata.len().saturating_sub(self.newest);
             }
             file.seek(SeekFrom::Start(self.offset))?;
-            let mut bytes = Vec::new();
-            file.take(metadata.len().saturating_sub(self.offset)).read_to_end(&mut bytes)?;
+            let mut cut = first && self.offset > 0;
+            let mut reader = BufReader::new(file.take(metadata.len().saturating_sub(self.offset)));
+            let (mut lines, mut line) = (Vec::new(), Vec::new());
             // an incomplete line is read again
-            let end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
-            bytes.truncate(end);
-            let cut = first && self.offset > 0;
-            self.offset += end as u64;
-            let lines = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty());
-            Ok(lines.skip(usize::from(cut)).map(<[u8]>::to_vec).collect())
+            while file::read_line(&mut reader, &mut line)? && line.ends_with(b"\n") {
+                self.offset += line.len() as u64;
+                line.pop();
+                if !std::mem::take(&mut cut) && !line.is_empty() {
+                    lines.push(std::mem::take(&mut line));
+                }
+            }
+            Ok(lines)
         };
         read().map_err(Error::io("read", &self.path))
     }

@@ -8,6 +8,8 @@
 //! A [`RunView`] is the state of a live view. [`ViewUpdate`]s feed it, from the run's events or from a [`Follower`] of
 //! its folder. A report reads the folder once.
 
+#![forbid(unsafe_code)]
+
 mod excerpt;
 mod folder;
 mod follow;

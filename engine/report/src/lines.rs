@@ -1,11 +1,16 @@
 //! Files of a run that may be missing, or cut off by a kill.
 
+use firebrick_backends::allocation_limit::{AllocationLimit, limited};
 use firebrick_engine::{Error, Result};
+use firebrick_spec::file::{self, MAX_TEXT_BYTES, read_line};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
+
+/// What the values of a JSON file may take.
+const JSON_LIMIT: AllocationLimit = AllocationLimit::total(160 << 20);
 
 /// Position of a line in its file.
 #[derive(Clone, Copy, Debug)]
@@ -50,11 +55,10 @@ pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> b
     let mut reader = BufReader::with_capacity(1 << 18, file);
     let (mut line, mut offset, mut broken) = (Vec::new(), 0, 0);
     loop {
-        line.clear();
-        let bytes = reader.read_until(b'\n', &mut line).map_err(Error::io("read", path))?;
-        if bytes == 0 {
+        if !read_line(&mut reader, &mut line).map_err(Error::io("read", path))? {
             return Ok(ReadResult::Read { broken });
         }
+        let bytes = line.len();
         let span = Span { offset, bytes };
         offset += bytes as u64;
         if line.trim_ascii().is_empty() {
@@ -89,8 +93,10 @@ impl Lines {
 /// Reads a JSON file. A missing or broken one gives `None` and a note; the note on a missing one ends with
 /// `why`.
 pub fn json(folder: &Path, name: &str, why: &str, notes: &mut Vec<String>) -> Option<Value> {
-    let note = match std::fs::read(folder.join(name)) {
-        Ok(text) => match serde_json::from_slice(&text) {
+    let note = match file::read(&folder.join(name), MAX_TEXT_BYTES) {
+        Ok(text) => match limited(JSON_LIMIT, &format!("reading {}", folder.join(name).display()), || {
+            serde_json::from_slice(&text)
+        }) {
             Ok(value) => return Some(value),
             Err(error) => format!("{name} could not be read: {error}."),
         },

@@ -8,6 +8,7 @@ use firebrick_engine::plan::PlanReport;
 use firebrick_engine::plan::estimate::EstimatePhase;
 use firebrick_engine::task::TaskConfig;
 use firebrick_sampler::FinishReason;
+use firebrick_spec::file;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -86,7 +87,7 @@ pub struct Planned {
 impl Planned {
     /// Reads a run folder's `plan.json`; `None` if it cannot be read.
     pub fn read(folder: &Path) -> Option<Self> {
-        let text = std::fs::read(folder.join("plan.json")).ok()?;
+        let text = file::read(&folder.join("plan.json"), file::MAX_CONFIG_BYTES).ok()?;
         let report: PlanReport = serde_json::from_slice(&text).ok()?;
         let phases = report.phases.into_iter();
         Some(Self {

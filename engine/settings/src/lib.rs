@@ -11,6 +11,8 @@
 //! | `#[schemars(extend("x-because" = "…"))]` | why the bound is one, for messages |
 //! | `#[schemars(extend("x-alias" = ["b"]))]` | other names, which serde's `alias` reads |
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod choice;
 mod keys;

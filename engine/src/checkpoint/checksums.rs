@@ -14,7 +14,9 @@ use super::{json, read_if_there, trainer_state};
 use crate::config::RunConfig;
 use crate::world::World;
 use crate::{Error, Result};
+use firebrick_backends::heartbeat::beat;
 use firebrick_backends::host::write_synced;
+use firebrick_spec::file::inside;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -174,7 +176,7 @@ fn divided<I: Sync, T: Send + Serialize + serde::de::DeserializeOwned>(
 
 impl FileSum {
     fn read(folder: &Path, path: &str) -> io::Result<Self> {
-        let file = folder.join(path);
+        let file = inside(folder, path)?;
         let about = fs::metadata(&file)?;
         if !about.is_file() {
             return Err(io::Error::other("not a file"));
@@ -214,6 +216,7 @@ fn crc_of_block(path: &Path, start: u64, len: u64) -> io::Result<(u32, usize)> {
     while left > 0 {
         let next = BUFFER.min(usize::try_from(left).unwrap_or(BUFFER));
         file.read_exact(&mut buffer[..next])?;
+        beat();
         crc = crc32c::crc32c_append(crc, &buffer[..next]);
         left -= next as u64;
     }
@@ -279,7 +282,7 @@ fn write_index(folder: &Path, sums: &[FileSum]) -> Result<()> {
 
 fn read_index(folder: &Path) -> Result<Index> {
     let path = folder.join(INDEX);
-    let bytes = match read_if_there(&path) {
+    let bytes = match read_if_there(folder, INDEX) {
         Ok(Some(bytes)) => bytes,
         Ok(None) => return Ok(absent(folder)),
         Err(Error::Io { error, .. }) if error.kind() != ErrorKind::PermissionDenied => {

@@ -6,6 +6,7 @@ use crate::config::{Mode, RunConfig, is_template};
 use crate::hub::{ModelFiles, model_folder};
 use crate::task::{EnvironmentConfig, RewardKind, TaskConfig};
 use crate::{Error, Result};
+use firebrick_backends::heartbeat::beat;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,7 +139,7 @@ impl Inputs {
     /// `Error::Io` if the file cannot be read, `Error::Resume` if it is damaged.
     pub fn kept(run: &RunDir) -> Result<Option<Self>> {
         let path = run.path().join(INPUTS);
-        let Some(text) = read_if_there(&path)? else { return Ok(None) };
+        let Some(text) = read_if_there(run.path(), INPUTS)? else { return Ok(None) };
         let kept = serde_json::from_slice(&text);
         kept.map(Some).map_err(|e| Error::Resume {
             detail: format!("{e}; delete the file to continue without a comparison of inputs"),
@@ -271,7 +272,10 @@ fn crc_of_all(mut file: File) -> std::io::Result<u32> {
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(crc),
-            n => crc = crc32c::crc32c_append(crc, &buffer[..n]),
+            n => {
+                beat();
+                crc = crc32c::crc32c_append(crc, &buffer[..n]);
+            }
         }
     }
 }

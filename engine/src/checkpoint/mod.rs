@@ -18,16 +18,17 @@ pub use run_dir::RunDir;
 pub use trainer_state::TrainerState;
 
 use crate::{Error, Result};
+use firebrick_spec::file;
 use serde::Serialize;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// The bytes of a file, if it exists.
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
-    match std::fs::read(path) {
+/// The bytes of a file in a folder, if it exists.
+fn read_if_there(folder: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    match file::inside(folder, name).and_then(|path| file::read(&path, file::MAX_TEXT_BYTES)) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io("read", path)(e)),
+        Err(e) => Err(Error::io("read", folder.join(name))(e)),
     }
 }
 

@@ -1,13 +1,15 @@
 //! The run folder: its files, and checkpoints that are complete or absent.
 
 use super::run_lock::RunLock;
-use super::{if_there, json, read_if_there};
+use super::{if_there, json};
 use crate::{Error, Result};
+use firebrick_spec::file::{MAX_CONFIG_BYTES, read_line, read_text};
 use serde::Serialize;
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const CONFIG: &str = "config.yaml";
 const CHECKPOINTS: &str = "checkpoints";
@@ -17,13 +19,13 @@ const REMOVED: &str = ".removed";
 const DAMAGED: &str = ".damaged";
 
 /// A run folder that can be written to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RunDir {
     path: PathBuf,
     /// False on other ranks, whose writes do nothing.
     writes: bool,
     /// Excludes other processes.
-    _lock: Option<RunLock>,
+    _lock: Option<Arc<RunLock>>,
 }
 
 impl RunDir {
@@ -75,7 +77,7 @@ impl RunDir {
 
     fn locked(path: &Path) -> Result<Self> {
         let lock = RunLock::take(path)?;
-        Ok(Self { path: path.to_owned(), writes: true, _lock: Some(lock) })
+        Ok(Self { path: path.to_owned(), writes: true, _lock: Some(Arc::new(lock)) })
     }
 
     /// A run folder that another rank writes. Writes to it do nothing.
@@ -94,7 +96,7 @@ impl RunDir {
     /// `Error::Io` where it cannot be read.
     pub fn config_yaml(&self) -> Result<String> {
         let path = self.path.join(CONFIG);
-        fs::read_to_string(&path).map_err(Error::io("read", path))
+        read_text(&path, MAX_CONFIG_BYTES).map_err(Error::io("read", path))
     }
 
     /// Writes a file whole: aside, synced, renamed.
@@ -176,18 +178,24 @@ impl RunDir {
     /// `Error::Io` if the file cannot be read or written.
     pub fn rewind(&self, name: &str, step_key: &str, last_step: u64) -> Result<()> {
         let path = self.path.join(name);
-        let Some(bytes) = read_if_there(&path)? else { return Ok(()) };
+        let mut lines = match File::open(&path) {
+            Ok(file) => BufReader::new(file),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(Error::io("read", path)(e)),
+        };
         // a killed process may have truncated the last line inside a character
-        let text = String::from_utf8_lossy(&bytes);
-        let keep = |line: &&str| {
-            serde_json::from_str::<Value>(line)
+        let is_kept = |line: &[u8]| {
+            serde_json::from_slice::<Value>(line)
                 .is_ok_and(|v| v.get(step_key).and_then(Value::as_u64).is_some_and(|s| s <= last_step))
         };
-        let mut kept = text.lines().filter(keep).collect::<Vec<_>>().join("\n");
-        if !kept.is_empty() {
-            kept.push('\n');
+        let (mut kept, mut line) = (Vec::new(), Vec::new());
+        while read_line(&mut lines, &mut line).map_err(Error::io("read", &path))? {
+            if is_kept(&line) {
+                kept.extend_from_slice(line.trim_ascii_end());
+                kept.push(b'\n');
+            }
         }
-        self.write(name, kept.as_bytes())
+        self.write(name, &kept)
     }
 
     /// Builds a folder under a temporary name and renames it: readers see all of it or nothing.
@@ -210,7 +218,8 @@ impl RunDir {
         let aside = self.path.join(format!("{name}.tmp"));
         if self.writes {
             clear(&aside)?;
-            fs::create_dir_all(&aside).map_err(Error::io("create", &aside))?;
+            // the folder of a run that was moved is not created again
+            fs::create_dir(&aside).map_err(Error::io("create", &aside))?;
         }
         Ok(aside)
     }

@@ -39,7 +39,7 @@ impl RunLock {
     pub fn take(folder: &Path) -> Result<Self> {
         let path = folder.join(LOCK);
         let open = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
-        let mut file = open.map_err(Error::io("open", &path))?;
+        let mut file = open.map_err(Error::io("write", &path))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

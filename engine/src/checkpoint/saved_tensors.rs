@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use firebrick_backends::host::MappedFile;
 use firebrick_models::decoder::ShardSlice;
 use firebrick_models::unit::ParamSpec;
+use firebrick_spec::file::inside;
 use safetensors::{Dtype, SafeTensors};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -29,17 +30,15 @@ impl SavedTensors {
         if let Some(sharded) = ShardedTensors::open(dir, stem)? {
             return Ok(Some(Self::Sharded(sharded)));
         }
-        let path = dir.join(format!("{stem}.safetensors"));
-        if !path.is_file() {
-            return Ok(None);
-        }
-        Ok(Some(Self::open(&path)?))
+        let name = format!("{stem}.safetensors");
+        if dir.join(&name).is_file() { Self::open(dir, &name).map(Some) } else { Ok(None) }
     }
 
-    /// Opens one file.
-    pub fn open(path: &Path) -> Result<Self> {
-        let file = MappedFile::open(path).map_err(Error::io("read", path))?;
-        Ok(Self::Whole { path: path.to_owned(), file })
+    /// Opens one file of a folder.
+    pub fn open(dir: &Path, name: &str) -> Result<Self> {
+        let path = dir.join(name);
+        let file = inside(dir, name).and_then(|path| MappedFile::open(&path)).map_err(Error::io("read", &path))?;
+        Ok(Self::Whole { path, file })
     }
 
     /// Runs `work` on the parsed files.

@@ -18,6 +18,7 @@ use firebrick_models::checkpoint::WholeModel;
 use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
 use firebrick_models::decoder::{Param, ShardSlice};
 use firebrick_models::unit::ParamSpec;
+use firebrick_spec::file::{MAX_TEXT_BYTES, inside, read_text};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -134,7 +135,7 @@ pub fn load_value_head(dir: &Path, decoder: &mut Decoder, optimizer: &AdamW) -> 
     let Some(head) = decoder.value_index() else {
         return Ok(());
     };
-    SavedTensors::open(&dir.join(VALUE_HEAD))?.with(|tensors| {
+    SavedTensors::open(dir, VALUE_HEAD)?.with(|tensors| {
         let (device, precision) = (decoder.device().clone(), decoder.arch().precision);
         let sharded = is_sharded(decoder, head);
         decoder.update(|index, spec, value| {
@@ -253,7 +254,8 @@ const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 /// `Error::Io` if the file cannot be read, `Error::Resume` if it is invalid.
 pub fn load_state(dir: &Path) -> Result<TrainerState> {
     let path = dir.join(STATE);
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let text =
+        inside(dir, STATE).and_then(|path| read_text(&path, MAX_TEXT_BYTES)).map_err(Error::io("read", &path))?;
     serde_json::from_str(&text)
         .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {DAMAGED_ADVICE}") })
 }

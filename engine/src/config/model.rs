@@ -3,6 +3,7 @@
 use super::lora::LoraSettings;
 use crate::{Error, Result};
 use firebrick_arch::Arch;
+use firebrick_spec::file::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ impl ModelConfig {
     pub fn template(&self) -> Result<Option<String>> {
         let read = |file: &PathBuf| match file.to_str().filter(|text| is_template(text)) {
             Some(text) => Ok(text.to_owned()),
-            None => std::fs::read_to_string(file).map_err(Error::io("read", file)),
+            None => read_text(file, MAX_CONFIG_BYTES).map_err(Error::io("read", file)),
         };
         self.chat_template.as_ref().map(read).transpose()
     }

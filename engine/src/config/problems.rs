@@ -7,6 +7,7 @@ use super::spans::{Place, Spans};
 use super::yaml::mistake;
 use crate::{Error, Result};
 use firebrick_settings::{Violation, violations};
+use firebrick_spec::{file, secrets::secret_in};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -74,6 +75,28 @@ pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
     CheckedFile::parse(text, None, overrides)?.into_config()
 }
 
+/// Rejects values that the run folder must not have.
+fn refuse_secrets(root: &Map<String, Value>, overrides: &[String]) -> Result<()> {
+    fn secret(value: &Value, key: &str) -> Option<(String, &'static str)> {
+        match value {
+            Value::String(text) => secret_in(text).map(|kind| (key.to_owned(), kind)),
+            Value::Array(list) => list.iter().enumerate().find_map(|(at, entry)| secret(entry, &format!("{key}.{at}"))),
+            Value::Object(map) => map.iter().find_map(|(name, entry)| secret(entry, &format!("{key}.{name}"))),
+            _ => None,
+        }
+    }
+    let overridden = overrides.iter().find_map(|text| {
+        let (key, value) = text.split_once('=')?;
+        Some((key.to_owned(), secret_in(value)?))
+    });
+    match overridden.or_else(|| root.iter().find_map(|(key, value)| secret(value, key))) {
+        None => Ok(()),
+        Some((key, kind)) => Err(Error::Config(format!(
+            "{key} has {kind}, which the run folder's config.yaml would keep; pass it in an environment variable"
+        ))),
+    }
+}
+
 impl CheckedFile {
     /// Reads a file with overrides and collects its problems: unknown keys, wrong types and values, numbers out of
     /// range, contradicting keys. Reads no other file.
@@ -81,7 +104,7 @@ impl CheckedFile {
     /// # Errors
     /// If the file cannot be read, or for an invalid override.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let text = file::read_text(path, file::MAX_CONFIG_BYTES).map_err(Error::io("read", path))?;
         Self::parse(&text, Some(path.parent().unwrap_or(Path::new("."))), overrides)
     }
 
@@ -100,6 +123,7 @@ impl CheckedFile {
                 return Ok(Self::unreadable(place, format!("is not YAML: {message}")));
             }
         };
+        refuse_secrets(&root, overrides)?;
         if let Some(folder) = folder {
             resolve_files(&mut root, folder)?;
         }

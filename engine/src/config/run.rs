@@ -37,7 +37,7 @@ pub struct RunConfig {
     pub rollout: RolloutConfig,
     /// Division of rollouts into optimizer steps.
     pub update: UpdateConfig,
-    /// `AdamW` optimizer. Steps whose gradient norm is not finite are skipped; ten in a row end the run.
+    /// `AdamW` optimizer. Steps with NaN or infinite values are skipped; `trainer.max_consecutive_skips` end the run.
     pub optim: OptimConfig,
     /// Critic, only for PPO. All weights of a separate critic are trained, also with `model.lora`.
     pub critic: Option<CriticConfig>,

@@ -33,6 +33,7 @@ pub struct Spans {
     pub duplicate: Option<DuplicateKey>,
     /// Starts of the collections that were open at the parser's error, the innermost first.
     pub open: Vec<Place>,
+    pointer_bytes: usize,
 }
 
 /// A duplicate key of a section.
@@ -54,8 +55,13 @@ enum Open {
     List(String, usize),
 }
 
+/// Deepest value with a place.
+const MAX_DEPTH: usize = 64;
+/// Most bytes of all pointers: those of a value repeat those around it.
+const MAX_POINTER_BYTES: usize = 32 << 20;
+
 impl Spans {
-    /// Places of a text, up to its first error.
+    /// Places of a text, up to its first error, or to a size that no configuration has.
     pub fn new(text: &str) -> Self {
         let mut this = Self::default();
         let mut open: Vec<Open> = Vec::new();
@@ -67,6 +73,9 @@ impl Spans {
                 this.open = starts.flatten().collect();
                 break;
             };
+            if open.len() > MAX_DEPTH || this.pointer_bytes > MAX_POINTER_BYTES {
+                break;
+            }
             let place = Place::of(span.start);
             match event {
                 Event::Scalar(word, ..) => this.node(&mut open, place, Some(&word), None),
@@ -95,6 +104,7 @@ impl Spans {
                 None => {
                     let key = word.unwrap_or_default();
                     let key = key.replace('~', "~0").replace('/', "~1");
+                    self.pointer_bytes += at.len() + key.len();
                     let first = self.keys.insert(format!("{at}/{key}"), place);
                     if let (Some(first), None, Some(word)) = (first, &self.duplicate, word) {
                         self.duplicate = Some(DuplicateKey { key: word.to_owned(), first, second: place });
@@ -109,6 +119,7 @@ impl Spans {
                 pointer
             }
         };
+        self.pointer_bytes += pointer.len();
         self.values.insert(pointer.clone(), place);
         open.extend(begins.map(|begins| begins(pointer)));
     }

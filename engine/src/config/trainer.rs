@@ -49,10 +49,23 @@ pub struct TrainerConfig {
     /// Save and end within this many minutes, as far as recent steps predict the next.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub max_minutes: Option<f64>,
+    /// Seconds without progress, longer than any reward call, after which a run ends as hung. `null`: never.
+    #[default(Some(1800.0))]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub heartbeat_timeout: Option<f64>,
+    /// Ctrl-C or SIGTERM end the run after its step, with a checkpoint, if predicted within so many seconds;
+    /// else at once.
+    #[default(30.0)]
+    #[schemars(range(min = 0))]
+    pub grace_seconds: f64,
     /// Checkpoints to keep; older ones are deleted, with 1 only after the first update from the newest succeeds.
     #[default(3)]
     #[schemars(range(min = 1))]
     pub max_ckpt_to_keep: usize,
+    /// Consecutive optimizer steps skipped for NaN or infinite values that end the run.
+    #[default(10)]
+    #[schemars(range(min = 1))]
+    pub max_consecutive_skips: u64,
     /// Machines. A run must have `nnodes` · `n_gpus_per_node` ranks, an unset one counting as 1. `null` for both: not
     /// checked.
     #[schemars(range(min = 1))]

@@ -106,6 +106,8 @@ pub const METRICS: &[(&str, &[Described])] = metrics! {
             "Loss scale of f16 training. A dynamic scale falls when gradients overflow.";
         "actor/skipped_empty", "steps", One(|r| Some(actor(r)?.skipped_empty as f64)),
             "Optimizer steps skipped because no token had a weight in the loss.";
+        "actor/skipped_non_finite", "steps", One(|r| Some(actor(r)?.skipped_non_finite as f64)),
+            "Optimizer steps skipped because of NaN or infinite values.";
     }
     "Ratios and clipping" {
         "clip_ratio/{low_mean,high_mean,region_mean}", "", Reported,
@@ -136,6 +138,8 @@ pub const METRICS: &[(&str, &[Described])] = metrics! {
         "critic/loss_scale", "", One(|r| critic(r)?.loss_scale.value()), "Loss scale of the critic in f16 training.";
         "critic/skipped_empty", "steps", One(|r| Some(critic(r)?.skipped_empty as f64)),
             "`actor/skipped_empty` of the critic.";
+        "critic/skipped_non_finite", "steps", One(|r| Some(critic(r)?.skipped_non_finite as f64)),
+            "`actor/skipped_non_finite` of the critic.";
     }
     "Sampler and trainer" {
         DIFF_MEAN, "", One(|r| some_mean(&probability_differences(r))),
@@ -285,6 +289,7 @@ pub const METRICS: &[(&str, &[Described])] = metrics! {
     }
     "Times" {
         "timing_s/step", "s", One(|r| Some(r.seconds)), "Whole step, without validation and checkpoint.";
+        "timing_s/save_checkpoint", "s", One(|r| r.save_seconds), "Wait for the checkpoint of an earlier step.";
         "timing_s/gen", "s", Reported, "Sampling. Rules and reward functions run at the same time.";
         "timing_s/reward", "s", Reported, "Rewards after sampling: results that are still pending, and reward models.";
         "timing_s/reward_wait", "s", One(|r| Some(stats(r)?.programs?.wait_seconds)),

@@ -19,6 +19,7 @@ pub mod timeline;
 mod token_log;
 pub mod tracker;
 mod validation;
+mod warnings;
 
 pub use described::{Described, GLOBAL_STEP, METRICS, Metrics, described};
 pub use events::{Control, Event, Observer, Silent};

@@ -65,7 +65,7 @@ phases! {
     ValidationReward: "testing_reward", [], [Reward];
     /// The loss of the validation examples of supervised training.
     ValidationLoss: "val_loss", [Policy in Pass], [Score];
-    /// Writes a checkpoint, or the reference policy that a run keeps. It is not timed.
+    /// Writes a checkpoint, or the reference policy that a run keeps. A step reports the wait for it.
     SaveCheckpoint: "save_checkpoint", [], [];
 }
 

@@ -9,6 +9,7 @@ use super::summary::Summary;
 use super::timeline::MemoryTimeline;
 use super::token_log::{TokenLog, TokenSettings};
 use super::tracker::Trackers;
+use super::warnings::Warnings;
 use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::checkpoint::trainer_state::BestValidation;
@@ -38,6 +39,7 @@ pub struct Recorder {
     trackers: Trackers,
     /// The incomplete line of `metrics.jsonl`: a step and its validation share one.
     line: Metrics,
+    warnings: Warnings,
     /// True once it has warned that a timeline could not be written.
     timeline_failed: bool,
 }
@@ -45,7 +47,10 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder of the run in a folder.
     pub fn new(run: RunDir, observer: Box<dyn Observer>, trackers: Trackers) -> Self {
-        Self { run, tokens: None, observer, trackers, line: Metrics::new(), timeline_failed: false }
+        // a file that cannot be read fails at the next line
+        let lines = std::fs::read_to_string(run.path().join(METRICS)).unwrap_or_default();
+        let warnings = Warnings::after(&lines);
+        Self { run, tokens: None, observer, trackers, line: Metrics::new(), warnings, timeline_failed: false }
     }
 
     /// Logs some groups of every step with their tokens.
@@ -63,20 +68,14 @@ impl Recorder {
     /// # Errors
     /// `Error::Io` if a file cannot be read, written again or removed.
     pub fn rewind(run: &RunDir, step: Option<u64>) -> Result<()> {
-        for (file, key) in [(METRICS, GLOBAL_STEP), (SAMPLES, "step"), (MEMORY, "step")] {
+        for (file, key) in [(METRICS, GLOBAL_STEP), (SAMPLES, "step"), (MEMORY, "step"), (TokenLog::FILE, "step")] {
             match step {
                 Some(step) => run.rewind(file, key, step)?,
-                None => run.write(file, b"")?,
+                None => run.remove(file)?,
             }
         }
-        match step {
-            // a run that continues keeps its timeline
-            Some(step) => run.rewind(TokenLog::FILE, "step", step),
-            None => {
-                run.remove(MemoryTimeline::FILE)?;
-                run.remove(TokenLog::FILE)
-            }
-        }
+        // a run that continues keeps its timeline
+        if step.is_none() { run.remove(MemoryTimeline::FILE) } else { Ok(()) }
     }
 
     /// Writes the memory timeline. If that fails, the run continues with a warning.
@@ -122,6 +121,9 @@ impl Recorder {
             Mode::Rl => Event::Step { step, steps, metrics: &values, report },
             Mode::Sft => Event::Sft { step, steps, metrics: &values },
         });
+        for warning in self.warnings.check(step, &values) {
+            tracing::warn!("{warning}");
+        }
         self.line.extend(values);
         Ok(())
     }

@@ -22,6 +22,8 @@ pub struct StepReport {
     pub step: u64,
     /// Seconds of the step, without its validation and checkpoint.
     pub seconds: f64,
+    /// Seconds that the run waited for the checkpoint of an earlier step.
+    pub save_seconds: Option<f64>,
     /// Seconds of its phases.
     pub timings: PhaseTimings,
     /// Rollouts, in reinforcement learning.
@@ -167,6 +169,8 @@ pub struct UpdateReport {
     pub loss_scale: Mean,
     /// Optimizer steps skipped because no token had a weight in the loss.
     pub skipped_empty: usize,
+    /// Optimizer steps skipped because a number was NaN or infinite, overflows under a dynamic loss scale included.
+    pub skipped_non_finite: usize,
     /// Micro-batches of all optimizer steps.
     pub batch: BatchStats,
 }

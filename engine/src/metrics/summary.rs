@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub struct Summary {
     /// Finished steps.
     pub steps: u64,
+    /// Steps of the whole run: more than `steps` if the session was stopped.
+    pub max_steps: u64,
     /// Seconds of training, over all sessions of the run.
     pub seconds: f64,
     /// Sampled and trained tokens per second.

@@ -66,6 +66,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         examples: None,
         // known once they are read
         rows_bytes: 0,
+        saves_beside: config.trainer.save_freq > 0,
         // of a section that not every mode has
         warm_up: None,
     })
@@ -119,6 +120,7 @@ pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> 
         clips: sft.optim.clip_grad.is_some(),
         scales_loss: sft.optim.scaler(config.precision).is_some(),
         critic: None,
+        saves_beside: false,
         examples: Some(Examples {
             length: longest_example(sft, arch),
             validation: u64::from(samples || sft.validation.is_some()) * u64::MAX,

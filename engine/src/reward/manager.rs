@@ -2,9 +2,10 @@
 //! score groups.
 
 use super::program::{Failure, PendingScores, Program, ProgramResult, Progress};
-use super::{Answer, RewardModel, SharedResources};
+use super::{Answer, CompletionId, RewardModel, SharedResources};
 use crate::Result;
 use crate::task::{Reward, RewardStats, Rewards, Score, Scorer, Scores, Split, Task};
+use firebrick_backends::heartbeat::wait_for;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -70,16 +71,23 @@ impl RewardManager {
         if let Some(list) = task.rewards() {
             list.complete(&mut rewards, scores, statistics);
         }
+        for (answer, reward) in answers.iter().zip(&rewards) {
+            if reward.total.is_infinite() {
+                return Err(answer.user_error(format!("the reward is {}; rewards must be finite", reward.total)));
+            }
+        }
         Ok(rewards)
     }
 
-    /// Scores of completions by the models, and by programs from their results.
+    /// Scores of completions by the models, and by programs from their results. Training skips a step with an infinite
+    /// one.
     ///
     /// # Errors
     /// As [`Self::score`].
     pub fn scores(&mut self, answers: &[Answer<'_>], results: &ProgramResults) -> Result<Vec<Scores>> {
         let mut scores = Vec::new();
         for ((place, program), results) in self.programs.list.iter().zip(results) {
+            warn_of_infinite(program, answers, results);
             let by_program = answers.iter().zip(results).map(|(answer, result)| by_program(program, answer, result));
             scores.push((*place, by_program.collect::<Result<_>>()?));
         }
@@ -107,13 +115,22 @@ fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<Score
     }
     let mut scores = vec![Score::default(); answers.len()];
     for (at, score) in readable.into_iter().zip(model.score(rows)?) {
-        if !score.is_finite() {
-            let name = &model.reader.name;
-            return Err(answers[at].failed(format!("reward `{name}` returned {score}; rewards must be finite")));
-        }
-        scores[at] = Score::value(score);
+        // NaN would be a reward that does not apply
+        scores[at] = Score::value(if score.is_nan() { f64::INFINITY } else { score });
     }
     Ok(scores)
+}
+
+/// Warns of the first infinite score of a program.
+fn warn_of_infinite(program: &Program, answers: &[Answer<'_>], results: &[ProgramResult]) {
+    let mut pairs = answers.iter().zip(results);
+    let infinite = pairs.find_map(|(answer, result)| match result {
+        Err(Failure::Infinite(reason)) => Some((answer.id, reason)),
+        _ => None,
+    });
+    if let Some((CompletionId { step, prompt_index, sample }, reason)) = infinite {
+        tracing::warn!("step {step}, draw {prompt_index}, sample {sample}: reward `{}`: {reason}", program.name);
+    }
 }
 
 /// Score by a program, which may be lost. A program that is wrong for all completions is an error.
@@ -122,14 +139,10 @@ fn by_program(program: &Program, answer: &Answer<'_>, result: &ProgramResult) ->
     match result {
         Ok(score) => Ok(score.clone()),
         Err(Failure::Misused(reason)) => Err(answer.user_error(format!("reward `{name}`: {reason}"))),
+        Err(Failure::Infinite(_)) => Ok(Score::value(f64::INFINITY)),
         Err(Failure::Failed(reason)) => {
-            let id = answer.id;
-            tracing::warn!(
-                "step {}, draw {}, sample {}: reward `{name}` is lost: {reason}",
-                id.step,
-                id.prompt_index,
-                id.sample
-            );
+            let CompletionId { step, prompt_index, sample } = answer.id;
+            tracing::warn!("step {step}, draw {prompt_index}, sample {sample}: reward `{name}` is lost: {reason}");
             Ok(Score { repeated: true, lost: Some(format!("reward `{name}`: {reason}")), ..Score::default() })
         }
     }
@@ -190,7 +203,8 @@ impl Programs {
     pub(super) fn wait(&self, groups: Vec<Vec<PendingScores>>) -> ProgramResults {
         let mut results = vec![Vec::new(); self.list.len()];
         for group in groups {
-            for (results, pending) in results.iter_mut().zip(group) {
+            for ((results, pending), (_, program)) in results.iter_mut().zip(group).zip(self.list.iter()) {
+                let _wait = wait_for(format!("scores of the reward `{}`", program.name));
                 results.extend(pending.wait());
             }
         }

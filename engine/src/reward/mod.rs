@@ -13,6 +13,8 @@ mod worker;
 pub use answer::{Answer, CompletionId};
 pub use manager::{ProgramResults, Programs, RewardManager};
 pub use model::{RewardModel, SharedResources, architecture};
+#[doc(hidden)]
+pub use program::read_answer;
 pub use program::{Failure, ProgramResult, Progress};
 pub use reader::RewardReader;
 pub(crate) use worker::{RewardJob, RewardWorker};

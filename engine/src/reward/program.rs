@@ -11,6 +11,8 @@ mod worker;
 
 pub(super) use self::pending::PendingScores;
 pub use self::pending::{Failure, ProgramResult, Progress};
+#[doc(hidden)]
+pub use self::protocol::read_answer;
 
 use self::protocol::{Parameter, Protocol};
 use self::queue::{Call, Job, Queue};

@@ -7,6 +7,7 @@ use crate::Result;
 use crate::data::Prompt;
 use crate::task::{Reward, Split, Task};
 use crate::turns::Outcome;
+use firebrick_backends::heartbeat::wait_for;
 use firebrick_models::Tokenizer;
 use firebrick_sampler::{Sample, SamplingParams};
 use std::collections::BTreeMap;
@@ -103,7 +104,9 @@ impl RewardWorker {
     /// first error is the first sample's; a panic in a task is resumed.
     pub fn finish(self) -> Result<(Vec<(String, Reward)>, ProgramResults)> {
         drop(self.ended);
+        let waits = wait_for("the thread that scores completions by rules");
         let (job, scored) = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        drop(waits);
         let rules = scored.rules.into_values().collect::<Result<_>>()?;
         let pending = scored.pending.into_values().collect::<Result<_>>()?;
         Ok((rules, job.programs.wait(pending)))

@@ -166,8 +166,8 @@ mod tests {
         let missing = io::Error::from(io::ErrorKind::NotFound);
         let missing = attempt(|| Err::<(), _>(Error::io("read", "memory.jsonl")(missing)));
         assert!(matches!(missing, Err(Error::Io { .. })));
-        let way_back = String::new();
-        let step = Error::NonFinite { phase: "update_actor", section: "optim", step: 3, count: 10, way_back };
+        let (found, advice) = (String::new(), String::new());
+        let step = Error::NonFinite { phase: "update_actor", step: 3, count: 10, found, advice };
         assert!(matches!(attempt(|| Err::<(), _>(step)), Err(Error::NonFinite { .. })));
         let panic = catch_unwind(|| attempt::<()>(|| panic!("memory 7 is not in any pool")));
         let panic = panic.map(|_| ()).expect_err("the panic itself");

@@ -4,12 +4,14 @@ use super::Trainer;
 use super::models::Loaded;
 use super::recovery::{Checkpoints, Recovery};
 use super::sampler::Sampler;
+use super::save::Saves;
 use super::schedule::SessionTimes;
 use super::scorer::Scorer;
 use super::session::resume::{RunFiles, Start};
 use super::session::{LrSchedules, Planned, Session};
 use super::telemetry::Telemetry;
 use super::updater::Updater;
+use super::watchdog::{Hang, HangHandler, LOAD, Watchdog};
 use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::config::{Mode, RunConfig};
@@ -22,6 +24,7 @@ use crate::reward::Programs;
 use crate::task::Task;
 use crate::world::World;
 use firebrick_backends::collective::{Collective, Solo};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -36,6 +39,9 @@ pub struct TrainerBuilder {
     observer: Box<dyn Observer>,
     trackers: Vec<Box<dyn Tracker>>,
     profile: u64,
+    /// Run folder and step that are replayed.
+    replayed: Option<(PathBuf, u64)>,
+    on_hang: Option<HangHandler>,
     ranks: Arc<dyn Collective>,
     started: Instant,
 }
@@ -53,6 +59,8 @@ impl Trainer {
             observer: Box::new(Silent),
             trackers: Vec::new(),
             profile: 0,
+            replayed: None,
+            on_hang: None,
             ranks: Arc::new(Solo),
             started: Instant::now(),
         }
@@ -113,8 +121,22 @@ impl TrainerBuilder {
         self
     }
 
+    /// Continues in a new run folder from the newest checkpoint before a step of another run.
+    pub(super) fn replaying(mut self, run: &Path, step: u64) -> Self {
+        self.replayed = Some((run.to_owned(), step));
+        self
+    }
+
+    /// Receiver of a hang (`trainer.heartbeat_timeout`), on a separate thread; it may end the process. Without one, a
+    /// hang is logged. Other ranks have been told, and end.
+    pub fn on_hang(mut self, handler: impl Fn(&Hang) + Send + Sync + 'static) -> Self {
+        self.on_hang = Some(Box::new(handler));
+        self
+    }
+
     /// Ranks of this run; one by default. Every rank of a collective builds the same run. Rank 0 writes the run folder
-    /// and the trackers, and its observer steers all. `trainer.ddp_backend` selects the transport.
+    /// and the trackers, and its observer steers all; each observer can stop all. `trainer.ddp_backend` selects the
+    /// transport.
     pub fn world(mut self, ranks: Arc<dyn Collective>) -> Self {
         self.ranks = ranks;
         self
@@ -146,9 +168,11 @@ impl TrainerBuilder {
     /// Prepares the run, and loads it unless a condition holds.
     fn load_unless(mut self, condition: impl FnOnce(&Prepared) -> bool) -> Result<Option<Trainer>> {
         let ranks = Arc::clone(&self.ranks);
+        let watchdog = Watchdog::start(&self.config, &ranks, self.on_hang.take());
+        let _place = watchdog.enter(0, LOAD);
         let prepared = self.prepare(&ranks);
-        let loaded =
-            prepared.and_then(|prepared| if condition(&prepared) { Ok(None) } else { self.load(prepared).map(Some) });
+        let loaded = prepared
+            .and_then(|prepared| if condition(&prepared) { Ok(None) } else { self.load(prepared, watchdog).map(Some) });
         if let Err(error) = &loaded {
             World::new(ranks).abort(error);
         }
@@ -160,11 +184,14 @@ impl TrainerBuilder {
         let session = self.open(ranks, ModelFiles::All)?;
         let (planned, schedules) = session.plan()?;
         session.check_ranks(&planned.plan)?;
-        let run_files = session.look(self.start)?;
+        let run_files = match &self.replayed {
+            Some((run, step)) => session.look_at_replayed(run, *step)?,
+            None => session.look(self.start)?,
+        };
         Ok(Prepared { session, planned, schedules, run_files })
     }
 
-    fn load(mut self, prepared: Prepared) -> Result<Trainer> {
+    fn load(mut self, prepared: Prepared, watchdog: Watchdog) -> Result<Trainer> {
         let Prepared { mut session, mut planned, schedules, mut run_files } = prepared;
         let task = session.data.prompts.task();
         let programs = if session.judges() { Programs::open(task)? } else { Programs::default() };
@@ -204,14 +231,17 @@ impl TrainerBuilder {
                 models: loaded.models,
                 planned,
                 telemetry,
+                watchdog,
                 state,
                 checkpoints,
+                saves: Saves::default(),
                 step: 0,
             },
             session,
             times: SessionTimes::new(self.started),
             resumed,
             started: false,
+            stopped: false,
         })
     }
 }

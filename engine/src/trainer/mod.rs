@@ -7,7 +7,9 @@ mod dry_run;
 mod evaluate;
 mod gather;
 mod models;
+mod non_finite;
 mod recovery;
+mod replay;
 mod rl;
 mod sampler;
 mod save;
@@ -18,6 +20,7 @@ mod sft;
 mod telemetry;
 mod turns;
 mod updater;
+mod watchdog;
 
 #[cfg(test)]
 mod tests;
@@ -25,13 +28,16 @@ mod tests;
 pub use builder::TrainerBuilder;
 pub use dry_run::{DryRun, References};
 pub use evaluate::{EvaluatedSample, Evaluation, evaluate};
+pub use replay::{Difference, Replay, replay};
 pub use session::resume::Start;
+pub use watchdog::Hang;
 
 use crate::config::Mode;
 use crate::metrics::timeline::Reason;
 use crate::metrics::{Control, Metrics, StepMemory, StepReport, Summary, is_of_a_machine, metrics, phase_memory};
 use crate::world::World;
 use crate::{Error, Result};
+use firebrick_backends::heartbeat::beat;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_core::message;
 use firebrick_models::Decoder;
@@ -41,7 +47,6 @@ use sampler::Sampler;
 use schedule::SessionTimes;
 use scorer::Scorer;
 use session::Session;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use updater::Updater;
@@ -62,6 +67,8 @@ pub struct Trainer {
     resumed: bool,
     /// True once the work before the first step is done.
     started: bool,
+    /// True once `trainer.max_minutes` or an observer has ended the session before its last step.
+    stopped: bool,
 }
 
 impl Trainer {
@@ -73,6 +80,7 @@ impl Trainer {
     /// If a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan, or
     /// gradients stay non-finite. The run can then continue from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
+        let _place = self.recovery.watchdog.enter(self.finished_steps(), watchdog::REPORT);
         let has_ended = self.resumed && !self.started && self.finished_steps() >= self.session.steps;
         let done = if has_ended {
             self.end_again()
@@ -87,37 +95,45 @@ impl Trainer {
     fn end_again(&mut self) -> Result<Summary> {
         // it may have been killed between the last checkpoint and the end
         let ended = self.recovery.telemetry.recorder.run.path().join("summary.json").exists();
-        if self.session.world.broadcast(ended)? { Ok(self.summary()) } else { self.finish() }
+        if self.session.world.broadcast(ended)? {
+            return Ok(self.summary());
+        }
+        let pruned = self.recovery.prune(self.recovery.checkpoints.good);
+        self.session.world.agree(pruned)?;
+        self.finish()
     }
 
     fn run_steps(&mut self) -> Result<Summary> {
-        while self.finished_steps() < self.session.steps {
+        self.stopped = false;
+        self.recovery.saves.beside_steps = true;
+        while !self.is_over() {
             self.step()?;
-            if self.control()?.is_break() {
-                break;
-            }
+            self.control()?;
         }
         self.finish()
     }
 
     /// Sends an error that ends the run to the other ranks.
-    fn broadcast_failure<T>(&self, done: Result<T>) -> Result<T> {
+    fn broadcast_failure<T>(&mut self, done: Result<T>) -> Result<T> {
         if let Err(error) = &done {
             self.session.world.abort(error);
+            if let Err(error) = self.finish_save() {
+                tracing::warn!("the last checkpoint is missing, too: {error}");
+            }
         }
         done
     }
 
     /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; the first
-    /// call also does the work before the first step. `while trainer.finished_steps() < trainer.steps() {
-    /// trainer.step()?; }` and [`finish`](Self::finish) write the files that [`run`](Self::run) writes. The observer
-    /// receives all events, but only [`run`](Self::run) asks it for a [`Control`], and heeds `trainer.save_minutes` and
-    /// `trainer.max_minutes`, since here the caller decides.
+    /// call also does the work before the first step. `while !trainer.is_over() { trainer.step()?; }` and
+    /// [`finish`](Self::finish) write the files that [`run`](Self::run) writes. The observer receives all events, but
+    /// only [`run`](Self::run) asks it for a [`Control`], since here the caller decides.
     ///
     /// # Errors
     ///
     /// Those of [`run`](Self::run).
     pub fn step(&mut self) -> Result<StepReport> {
+        let _place = self.recovery.watchdog.enter(self.finished_steps() + 1, watchdog::REPORT);
         let done = self.next_step();
         let done = self.recovery.telemetry.dump_timeline_on_oom(done);
         self.broadcast_failure(done)
@@ -128,11 +144,13 @@ impl Trainer {
         let began = Instant::now();
         let report = self.step_and_save()?;
         self.times.add_step(began.elapsed());
+        self.heed_times()?;
         Ok(report)
     }
 
     fn step_and_save(&mut self) -> Result<StepReport> {
         let started = Instant::now();
+        let waited_before = self.recovery.saves.waited.unwrap_or_default();
         let step = self.finished_steps() + 1;
         self.recovery.step = step;
         self.recovery.telemetry.begin_step(step);
@@ -144,7 +162,10 @@ impl Trainer {
         let seconds = started.elapsed().as_secs_f64();
         self.recovery.telemetry.end_step();
         let mut report = stepped?;
-        report.seconds = seconds;
+        self.add_save_time();
+        let waited = self.recovery.saves.waited.take();
+        report.save_seconds = waited.map(|waited| waited.as_secs_f64());
+        report.seconds = seconds - waited.unwrap_or_default().saturating_sub(waited_before).as_secs_f64();
         self.count_step(report.seconds);
         self.recovery.release_spared()?;
         report.step = step;
@@ -172,7 +193,7 @@ impl Trainer {
             self.recovery.state.best = Some(best.clone());
         }
         if is_saved || save_freq.is_ok_and(|freq| self.is_due(freq)) {
-            self.save()?;
+            self.save_beside()?;
         }
         best.map(|_| report)
     }
@@ -183,6 +204,7 @@ impl Trainer {
     ///
     /// If the file cannot be written, or a rank has failed or is gone.
     pub fn finish(&mut self) -> Result<Summary> {
+        let _place = self.recovery.watchdog.enter(self.finished_steps(), watchdog::REPORT);
         let telemetry = &mut self.recovery.telemetry;
         if telemetry.snapshots.is_owed() {
             telemetry.write_timeline(Reason::Ended, None);
@@ -200,33 +222,43 @@ impl Trainer {
         self.recovery.state.step
     }
 
+    /// Returns true if no step is left, or if `trainer.max_minutes` or an observer has ended the session, after a
+    /// checkpoint: the rest is for a session with [`Start::Resume`].
+    pub fn is_over(&self) -> bool {
+        self.stopped || self.finished_steps() >= self.session.steps
+    }
+
     /// Steps of the whole run.
     pub fn steps(&self) -> u64 {
         self.session.steps
     }
 
     /// Obeys the observer between two steps.
-    fn control(&mut self) -> Result<ControlFlow<()>> {
+    fn control(&mut self) -> Result<()> {
         let mut saved = false;
-        loop {
+        while !self.stopped {
             match self.poll_observer()? {
-                Control::Continue => return Ok(ControlFlow::Continue(())),
+                Control::Continue => break,
                 Control::Pause => {
+                    self.finish_save()?;
                     std::thread::sleep(PAUSE_POLL);
+                    beat();
                     saved = false;
+                    self.heed_times()?;
                 }
                 // an observer that always returns this wants a checkpoint after every step
-                Control::Save if saved => return Ok(ControlFlow::Continue(())),
+                Control::Save if saved => break,
                 Control::Save => {
                     self.save()?;
                     saved = true;
                 }
                 Control::Stop => {
                     self.save()?;
-                    return Ok(ControlFlow::Break(()));
+                    self.stopped = true;
                 }
             }
         }
+        Ok(())
     }
 
     /// Updates the state with a step that has ended.
@@ -282,6 +314,7 @@ impl Trainer {
         let (predicted, ledger) = (planned.estimate(), &mut telemetry.ledger);
         Summary {
             steps: state.step,
+            max_steps: session.steps,
             seconds: state.seconds,
             tokens_per_second: state.tokens as f64 / state.seconds.max(1e-9),
             first: state.first_validation.clone(),
@@ -298,16 +331,21 @@ impl Trainer {
         }
     }
 
-    /// Request of the session's times or of the observer, on rank 0; all ranks get it.
+    /// Request of the observers: of rank 0's, or a stop of any, since a queue may signal one rank alone.
     fn poll_observer(&mut self) -> Result<Control> {
         const ALL: [Control; 4] = [Control::Continue, Control::Pause, Control::Save, Control::Stop];
-        let timed = self.timed_control();
-        let control = timed.unwrap_or_else(|| self.recovery.telemetry.recorder.control());
+        let control = self.recovery.telemetry.recorder.control();
         if self.session.world.is_solo() {
             return Ok(control);
         }
-        let control = self.session.world.broadcast(control as u8)?;
-        Ok(ALL[usize::from(control).min(ALL.len() - 1)])
+        let requests = self.session.world.gather::<u8>(&(control as u8))?;
+        let Some(rank) = requests.iter().position(|&request| request == Control::Stop as u8) else {
+            return Ok(ALL[usize::from(requests[0]).min(ALL.len() - 1)]);
+        };
+        if control != Control::Stop {
+            tracing::warn!("rank {rank} was asked to stop, so all ranks end after step {}", self.finished_steps());
+        }
+        Ok(Control::Stop)
     }
 
     /// Returns an error if ranks differ in the rollouts of a step or in a metric other than times and memory: they

@@ -171,7 +171,7 @@ impl Loaded {
         if let Some(critic) = &mut critic {
             critic.model.set_residency(Residency::Idle)?;
         }
-        let kept = run_files.folder.as_ref().filter(|_| checkpoint.is_some());
+        let kept = run_files.origin.as_ref().or(run_files.folder.as_ref()).filter(|_| checkpoint.is_some());
         let reference = reference(session, plan, &policy, kept)?;
         policy.model.set_residency(Residency::Idle)?;
         let models = Models { policy, critic, reference, _rows: rows };

@@ -6,8 +6,10 @@
 
 use super::attempt::{Replay, agreed_attempt, attempt};
 use super::models::Models;
+use super::save::Saves;
 use super::session::{Planned, Session};
 use super::telemetry::Telemetry;
+use super::watchdog::Watchdog;
 use crate::checkpoint::{RunDir, TrainerState};
 use crate::error::OutOfMemory;
 use crate::executor::BoundaryKind;
@@ -29,10 +31,13 @@ pub(super) struct Recovery {
     pub models: Models,
     pub planned: Planned,
     pub telemetry: Telemetry,
+    pub watchdog: Watchdog,
     /// State that checkpoints keep.
     pub state: TrainerState,
     /// Checkpoints that a failed run can continue from.
     pub checkpoints: Checkpoints,
+    /// The checkpoint under way.
+    pub saves: Saves,
     /// Step that phases belong to: 0 before the first.
     pub step: u64,
 }
@@ -41,6 +46,7 @@ impl Recovery {
     /// Places the models for a phase and runs repeatable work. If memory runs out, repeats it under the next cheaper
     /// plan, until it succeeds or no plan is left.
     pub fn recovering<T>(&mut self, phase: Phase, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        let _place = self.watchdog.enter(self.step, phase.name());
         let session = Arc::clone(&self.session);
         loop {
             let attempt = attempt(|| {
@@ -62,8 +68,9 @@ impl Recovery {
     /// Runs one phase: places the models, times it, reads memory at its end, and turns a backend's panic into an error
     /// that names the phase.
     pub fn phase<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        self.clean_up();
         let step = self.step;
+        let _place = self.watchdog.enter(step, phase.name());
+        self.clean_up();
         self.telemetry.recorder.event(Event::Phase { step, phase });
         let started = Instant::now();
         let span = span_on(phase.name(), &self.session.device);
@@ -169,6 +176,8 @@ impl Recovery {
 
     /// Takes the next cheaper plan, or returns an error with the reason and a remedy.
     fn replan_after_oom(&mut self, phase: Phase, mut what: Box<OutOfMemory>, replay: Replay) -> Result<()> {
+        // another plan moves what is written
+        self.finish_save()?;
         let replay = replay.after(&what.cause);
         let runtime = &self.models.policy.runtime;
         (what.phase, what.step) = (phase.name(), self.step);

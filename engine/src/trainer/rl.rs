@@ -1,6 +1,7 @@
 //! Reinforcement learning, one step a page: sample, reward, score, advantages, update.
 
 use super::Trainer;
+use super::non_finite::first_non_finite;
 use super::sampler::ensure_nonempty;
 use super::scorer::score_values;
 use crate::Result;
@@ -36,6 +37,9 @@ impl Trainer {
         // no objective trains on tokens of an environment, or on completions without a reward
         rollouts.iter_mut().for_each(Rollout::mask_inserted);
         rollouts.iter_mut().filter(|r| r.reward.is_none()).for_each(Rollout::leave_out);
+        updater.non_finite = first_non_finite(rollouts);
+        // no update before all values are written
+        run.finish_save()?;
         let mut report = StepReport::default();
         if let Some(lr) = updater.critic_lr(run.state.step) {
             report.critic = Some(run.phase(Phase::UpdateCritic, |run| updater.update_critic(run, rollouts, lr))?);

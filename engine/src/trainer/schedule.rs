@@ -3,7 +3,6 @@
 
 use super::Trainer;
 use crate::checkpoint::trainer_state::BestValidation;
-use crate::metrics::Control;
 use crate::{Error, Result};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -59,24 +58,28 @@ impl SessionTimes {
 }
 
 impl Trainer {
-    /// Request of the session's times, on rank 0.
-    pub(super) fn timed_control(&mut self) -> Option<Control> {
+    /// Saves, or saves and ends the session, if the clock of rank 0 says so.
+    pub(super) fn heed_times(&mut self) -> Result<()> {
         let (config, step, now) = (&self.session.config.trainer, self.finished_steps(), Instant::now());
-        if !self.session.world.writes() || step >= self.session.steps {
-            return None;
+        if config.max_minutes.or(config.save_minutes).is_none() || self.is_over() {
+            return Ok(());
         }
-        if config.max_minutes.is_some_and(|minutes| self.times.is_end_due(minutes, now)) {
+        let ends = config.max_minutes.is_some_and(|minutes| self.times.is_end_due(minutes, now));
+        let saves = config.save_minutes.is_some_and(|minutes| self.times.is_save_due(minutes, now));
+        let [ends, saves] = self.session.world.broadcast([ends, saves])?;
+        if ends && self.session.world.writes() {
             tracing::warn!(
                 "trainer.max_minutes: the session ends after step {step}, because another step might not end in time; \
                  continue with --resume"
             );
-            return Some(Control::Stop);
         }
-        let is_due = config.save_minutes.is_some_and(|minutes| self.times.is_save_due(minutes, now));
-        is_due.then(|| {
+        if ends || saves {
+            // also where no checkpoint is written, which the next step would not change
             self.times.saved = now;
-            Control::Save
-        })
+            self.save()?;
+        }
+        self.stopped = ends;
+        Ok(())
     }
 
     /// The finished step's validation by `trainer.keep_best`, if it is better than all before and a checkpoint of the

@@ -6,7 +6,9 @@ use crate::objective::{
 };
 use crate::rollout::Rollout;
 use firebrick_backends::collective::{Settings, Threads};
-use firebrick_backends::transfer::Copier;
+use firebrick_backends::transfer::{Copier, HostTensor};
+use firebrick_models::decoder::Param;
+use firebrick_models::unit::ParamSpec;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -173,11 +175,23 @@ fn a_stopped_run_has_a_checkpoint_and_a_summary_and_can_be_resumed() {
 }
 
 #[test]
+fn a_stop_of_any_ranks_observer_ends_all_ranks_after_the_same_step() {
+    let runs = Runs::new();
+    let steps = Threads::run(2, Settings::default(), |rank| {
+        let answers: &[Control] = if rank.rank() == 1 { &[Control::Continue, Control::Stop] } else { &[] };
+        let builder = Trainer::builder(runs.config("run")).observer(Scripted::new(answers)).world(rank);
+        builder.build().unwrap().run().unwrap().steps
+    });
+    assert_eq!(steps.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(runs.checkpoints("run"), [2]);
+}
+
+#[test]
 fn single_steps_leave_what_a_run_leaves() {
     let runs = Runs::new();
     let whole = runs.trainer("whole").run().unwrap();
     let mut trainer = runs.trainer("steps");
-    while trainer.finished_steps() < trainer.steps() {
+    while !trainer.is_over() {
         let report = trainer.step().unwrap();
         assert_eq!(report.step, trainer.finished_steps());
         let rollout = report.rollout.unwrap();
@@ -369,6 +383,13 @@ fn minutes_save_and_end_a_session_whose_steps_go_on_in_the_next_one() {
         assert_eq!(run("short", start, &["trainer.max_minutes=1e-9"]), steps);
     }
     assert_eq!(runs.checkpoints("short"), [1, 2]);
+    let mut single = Trainer::builder(runs.config_with("single", &["trainer.max_minutes=1e-9"])).build().unwrap();
+    single.step().unwrap();
+    assert!(single.is_over() && runs.checkpoints("single") == [1]);
+    // a paused one ends too
+    let paused = Trainer::builder(runs.config_with("paused", &["trainer.max_minutes=0.05"]));
+    let mut paused = paused.observer(Scripted::new(&[Control::Pause; 1000])).build().unwrap();
+    assert_eq!((paused.run().unwrap().steps, runs.checkpoints("paused")), (1, vec![1]));
     assert_eq!(runs.read("short", "samples.jsonl"), runs.read("slow", "samples.jsonl"));
 }
 
@@ -402,4 +423,101 @@ fn the_checkpoint_with_the_best_validation_stays_and_is_named() {
     let late = runs.config_with("late", &[&settings[..], &["trainer.steps=3", "trainer.save_freq=-1"]].concat());
     Trainer::builder(late).build().unwrap().run().unwrap_err();
     assert_eq!(runs.checkpoints("late"), [2]);
+}
+
+/// A run in which a value of a parameter is NaN after its first step; gives the error that ends it.
+fn ruined(runs: &Runs, overrides: &[&str], parameter: &str) -> crate::Error {
+    let settings = [&["trainer.max_consecutive_skips=2", "trainer.steps=9"], overrides].concat();
+    let mut trainer = Trainer::builder(runs.config_with("run", &settings)).build().unwrap();
+    trainer.step().unwrap();
+    let decoder = &mut trainer.recovery.models.policy.model.decoder;
+    let mut found = false;
+    let ruin = |_: usize, spec: &ParamSpec, value: Param| {
+        if spec.name != parameter {
+            return Ok::<_, crate::Error>(value);
+        }
+        found = true;
+        let mut values = value.download()?.to_f32();
+        values[3] = f32::NAN;
+        let tensor = HostTensor::from_values(values, spec.rows_cols());
+        Ok(Param::Device(tensor.into_device(&trainer.session.device)))
+    };
+    decoder.update(ruin).unwrap();
+    assert!(found, "{parameter} is no parameter");
+    trainer.run().expect_err("an end")
+}
+
+#[test]
+fn a_weight_that_is_nan_ends_the_run_with_its_name_after_the_skips_in_a_row() {
+    let runs = Runs::new();
+    let error = ruined(&runs, &["trainer.save_freq=1"], "model.layers.0.mlp.up_proj.weight");
+    let message = error.to_string();
+    assert!(error.is_non_finite(), "{message}");
+    for part in [
+        "not finite for 2 optimizer steps of update_actor in a row, last at step 3",
+        "first: weight model.layers.0.mlp.up_proj.weight: 1 of 512 values are NaN or infinite",
+        "start again if --resume fails too: the only checkpoint",
+    ] {
+        assert!(message.contains(part), "{part:?} is not in {message}");
+    }
+    assert_eq!(runs.checkpoints("run"), [1], "none of the ruined weights");
+    let lines = runs.read("run", "metrics.jsonl");
+    let skipped = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let skipped: Vec<Option<f64>> = skipped.map(|line| line["actor/skipped_non_finite"].as_f64()).collect();
+    assert_eq!(skipped, [None, Some(0.0), Some(1.0)]);
+}
+
+#[test]
+fn an_adapter_that_is_nan_is_named() {
+    let adapter = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/llama-gqa");
+    let model = format!("model={{path: {base}, lora: {{rank: 2, target_modules: [q_proj]}}}}");
+    let message = ruined(&Runs::new(), &[&model, "rollout.prompt_length=24"], adapter).to_string();
+    assert!(message.contains(&format!("first: weight {adapter}: 1 of 128 values")), "{message}");
+}
+
+/// An objective whose loss is infinite, or its gradient only.
+struct NotANumber {
+    objective: PolicyGradient,
+    gradient_only: bool,
+}
+
+impl TokenLoss for NotANumber {
+    fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
+        let mut loss = self.objective.loss(scores, inputs);
+        let zero = scores.logp.clone().mul_scalar(0.0).sum();
+        // the gradient of a root at 0 is infinite
+        let bad = if self.gradient_only { zero.sqrt() } else { zero.add_scalar(f32::INFINITY) };
+        loss.total = loss.total + bad;
+        loss
+    }
+}
+
+impl Objective for NotANumber {
+    fn compute_advantages(
+        &self,
+        rollouts: &mut [Rollout],
+        coefficients: &mut AdaptiveCoefficients,
+    ) -> Vec<(String, f64)> {
+        self.objective.compute_advantages(rollouts, coefficients)
+    }
+
+    fn prepare(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
+        self.objective.prepare(step, coefficients);
+    }
+}
+
+#[test]
+fn a_loss_or_a_gradient_that_is_not_finite_is_named_with_its_sample() {
+    for (gradient_only, named) in
+        [(false, "first: the loss is inf in draw "), (true, "first: gradient of the head's input: ")]
+    {
+        let runs = Runs::new();
+        let config = runs.config_with("run", &["trainer.max_consecutive_skips=1"]);
+        let objective = NotANumber { objective: config.objective.build().unwrap(), gradient_only };
+        let error = Trainer::builder(config).objective(objective).build().unwrap().run().expect_err("an end");
+        let message = error.to_string();
+        assert!(error.is_non_finite() && message.contains(named), "{message}");
+        assert!(message.contains(", sample 0"), "{message}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Updates: epochs and mini-batches over a step's rollouts or examples, one optimizer step of policy or critic each.
 
+use super::non_finite::{BadNumber, search};
 use super::recovery::Recovery;
 use super::scorer::replayed;
 use super::session::{LrSchedules, Session};
@@ -22,10 +23,8 @@ use std::sync::Arc;
 /// Stream of the shuffle of groups among mini-batches; the step is added.
 const MINI_BATCH_STREAM: u64 = 2 << 32;
 
-/// Non-finite optimizer steps in a row that end a run.
-const MAX_SKIPPED: u64 = 10;
-
 /// The loss of an optimizer step, and the phase whose model it updates.
+#[derive(Clone, Copy)]
 pub(super) struct StepLoss<'l> {
     pub phase: Phase,
     /// Divisor of the logits.
@@ -39,8 +38,12 @@ pub(super) struct Updater {
     pub schedules: LrSchedules,
     /// Examples of supervised training, until it is over.
     pub demonstrations: Option<Arc<SftDataset>>,
-    /// Consecutive optimizer steps skipped for non-finite gradients, by phase.
+    /// A NaN or infinite number in the rollouts of the step.
+    pub non_finite: Option<BadNumber>,
+    /// Consecutive optimizer steps skipped for NaN or infinite numbers, except rewards, by phase.
     consecutive_skips: BTreeMap<Phase, u64>,
+    /// Consecutive optimizer steps skipped for rewards, by phase: the weights are still good.
+    reward_skips: BTreeMap<Phase, u64>,
     /// Consecutive optimizer steps whose gradients overflowed under the loss scale, by phase.
     consecutive_overflows: BTreeMap<Phase, u64>,
 }
@@ -51,13 +54,15 @@ impl Updater {
             session: Arc::clone(session),
             schedules,
             demonstrations,
+            non_finite: None,
             consecutive_skips: BTreeMap::new(),
+            reward_skips: BTreeMap::new(),
             consecutive_overflows: BTreeMap::new(),
         }
     }
 
-    /// Returns true if the last update of a model was skipped for non-finite gradients. An overflow under the loss
-    /// scale counts if the next update, at half the scale, overflowed too.
+    /// Returns true if the last update of a model was skipped for numbers that its weights may cause. An overflow under
+    /// the loss scale counts if the next update, at half the scale, overflowed too.
     pub fn skips_updates(&self) -> bool {
         !self.consecutive_skips.is_empty() || self.consecutive_overflows.values().any(|&count| count > 1)
     }
@@ -65,6 +70,7 @@ impl Updater {
     /// Resets the counts of a phase.
     pub fn reset_skips(&mut self, phase: Phase) {
         self.consecutive_skips.remove(&phase);
+        self.reward_skips.remove(&phase);
         self.consecutive_overflows.remove(&phase);
     }
 
@@ -126,15 +132,16 @@ impl Updater {
     }
 
     /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a
-    /// warning. [`MAX_SKIPPED`] consecutive skips end the run. Returns `None` without a step, so without weight decay
-    /// and momentum, if no token has a weight in the loss.
+    /// warning. Too many consecutive skips end the run. Returns `None` without a step, so without weight decay and
+    /// momentum, if no token has a weight in the loss or a number is NaN or infinite.
     pub fn optimizer_step(
         &mut self,
         run: &mut Recovery,
         sequences: &[Sequence],
-        StepLoss { phase, temperature, loss }: StepLoss<'_>,
+        step: StepLoss<'_>,
         report: &mut UpdateReport,
     ) -> Result<Option<LossSums>> {
+        let StepLoss { phase, temperature, loss } = step;
         if !sequences.iter().any(has_weight) {
             report.skipped_empty += 1;
             let step = run.state.step + 1;
@@ -146,8 +153,13 @@ impl Updater {
         }
         let lr = report.lr;
         let learner = run.models.learner(phase);
-        let step = learner.optimizer.steps() + run.state.skipped_steps;
-        learner.dropout = DropoutStep { seed: self.session.config.trainer.seed, step };
+        let steps = learner.optimizer.steps() + run.state.skipped_steps;
+        learner.dropout = DropoutStep { seed: self.session.config.trainer.seed, step: steps };
+        if let Some(bad) = self.non_finite.clone() {
+            report.skipped_non_finite += 1;
+            self.count_skip(run, sequences, step, &bad)?;
+            return Ok(None);
+        }
         let accumulate = |run: &mut Recovery| run.models.learner(phase).accumulate(sequences, temperature, loss, lr);
         let gradients = run.recovering(phase, accumulate).map_err(|error| match error {
             Error::PartlyApplied { .. } => Error::PartlyApplied { way_back: run.resume_advice() },
@@ -156,39 +168,77 @@ impl Updater {
         let updated = run.run_irreversible(phase, |models| models.learner(phase).apply(gradients, lr))?;
         run.check_after(phase)?;
         report.add(&updated);
-        self.check_skipped(run, phase, updated.outcome)?;
-        Ok(Some(updated.sums))
-    }
-
-    /// Counts a skipped optimizer step. [`MAX_SKIPPED`] consecutive ones end the run.
-    fn check_skipped(&mut self, run: &mut Recovery, phase: Phase, outcome: StepOutcome) -> Result<()> {
+        let outcome = updated.outcome;
         if outcome.applied {
             self.reset_skips(phase);
-            return Ok(());
+            return Ok(Some(updated.sums));
         }
+        report.skipped_non_finite += 1;
+        if self.count_overflow(run, phase, outcome) {
+            return Ok(Some(updated.sums));
+        }
+        let (name, number) = if outcome.grad_norm.is_finite() {
+            ("the loss", updated.sums.loss)
+        } else {
+            ("the gradient norm", outcome.grad_norm)
+        };
+        self.count_skip(run, sequences, step, &BadNumber::of_step(name, number))?;
+        Ok(None)
+    }
+
+    /// Counts a step that was skipped because gradients overflowed under the loss scale; returns false if it was not.
+    fn count_overflow(&mut self, run: &mut Recovery, phase: Phase, outcome: StepOutcome) -> bool {
+        let (true, Some(scale)) = (outcome.rescaled, outcome.loss_scale) else {
+            return false;
+        };
+        run.state.skipped_steps += 1;
+        let (step, next) = (run.state.step + 1, scale / 2.0);
+        tracing::info!(
+            "step {step}, {phase}: gradients overflow under a loss scale of {scale}; the update is skipped, and the scale \
+             is {next} from now on"
+        );
+        // until the first update, overflows only search for the scale, and the weights are the initial ones
+        if run.models.learner(phase).optimizer.steps() > 0 {
+            *self.consecutive_overflows.entry(phase).or_default() += 1;
+        }
+        true
+    }
+
+    /// Counts an optimizer step that a number which is not finite skips. `trainer.max_consecutive_skips` end the run
+    /// with the first tensor and sample, which is searched by passes over the sequences.
+    fn count_skip(
+        &mut self,
+        run: &mut Recovery,
+        sequences: &[Sequence],
+        StepLoss { phase, temperature, loss }: StepLoss<'_>,
+        bad: &BadNumber,
+    ) -> Result<()> {
         run.state.skipped_steps += 1;
         let step = run.state.step + 1;
-        if let (true, Some(scale)) = (outcome.rescaled, outcome.loss_scale) {
-            let next = scale / 2.0;
-            tracing::info!(
-                "step {step}, {phase}: gradients overflow under a loss scale of {scale}; the update is skipped, and the scale \
-                 is {next} from now on"
-            );
-            // until the first update, overflows only search for the scale, and the weights are the initial ones
-            if run.models.learner(phase).optimizer.steps() > 0 {
-                *self.consecutive_overflows.entry(phase).or_default() += 1;
-            }
+        let counts = if bad.is_reward { &mut self.reward_skips } else { &mut self.consecutive_skips };
+        let count = counts.entry(phase).or_default();
+        *count += 1;
+        let count = *count;
+        let text = bad.text(&self.session);
+        tracing::warn!("step {step}, {phase}: {text}; the update is skipped");
+        if count < self.session.config.trainer.max_consecutive_skips {
             return Ok(());
         }
-        let skipped = self.consecutive_skips.entry(phase).or_default();
-        *skipped += 1;
-        let count = *skipped;
-        tracing::warn!("step {step}, {phase}: the gradient norm is {}; the update is skipped", outcome.grad_norm);
-        if count < MAX_SKIPPED {
-            return Ok(());
-        }
-        let (section, way_back) = (self.optimizer_section(phase), run.resume_advice());
-        Err(Error::NonFinite { phase: phase.name(), section, step, count, way_back })
+        let (found, advice) = if bad.is_reward {
+            let way_back = match run.checkpoints.newest {
+                Some(_) => "continue with --resume --allow-changed-inputs from the last good checkpoint",
+                None => "start again: no checkpoint was written before",
+            };
+            (text, format!("Correct the reward, and {way_back}"))
+        } else {
+            let section = self.optimizer_section(phase);
+            let advice = format!("Lower {section}.lr, check the rewards in samples.jsonl, and {}", run.resume_advice());
+            (
+                search(run, phase, |learner| learner.find_non_finite(sequences, temperature, loss)).unwrap_or(text),
+                advice,
+            )
+        };
+        Err(Error::NonFinite { phase: phase.name(), step, count, found, advice })
     }
 
     /// Configuration section of a phase's optimizer.

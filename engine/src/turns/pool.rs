@@ -3,6 +3,7 @@
 use super::outcome::Reply;
 use crate::task::{Environment, EnvironmentError, Turn};
 use firebrick_backends::device::panic_message;
+use firebrick_backends::heartbeat::{beat, wait_for};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -100,7 +101,8 @@ impl Pool {
     /// Waits for all jobs.
     pub fn wait(&mut self) -> Vec<EnvironmentAnswer> {
         let busy = std::mem::take(&mut self.busy);
-        self.answers.iter().take(busy).collect()
+        let _wait = wait_for("answers of environments");
+        self.answers.iter().take(busy).inspect(|_| beat()).collect()
     }
 }
 

@@ -1,6 +1,8 @@
 //! Architectures of decoders as plain data: fields of `config.json`, parameters, adapters, and the parts of ranks. No
 //! tensors, no Burn.
 
+#![forbid(unsafe_code)]
+
 pub mod arch;
 pub mod kv_cache;
 pub mod lora;

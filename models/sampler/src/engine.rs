@@ -32,6 +32,7 @@ use super::turns::{Next, Turns};
 use burn::tensor::{Int, Tensor, TensorData};
 use decode::{Row, Running, reserve};
 use firebrick_backends::device::is_accelerator;
+use firebrick_backends::heartbeat::beat;
 use firebrick_models::Result;
 use firebrick_models::cache::{BLOCK_SIZE, BlockTable, Boundary, KvCache};
 use std::collections::VecDeque;
@@ -119,6 +120,7 @@ impl<'a> Engine<'a> {
     /// Runs until every sequence has ended.
     pub fn run(mut self) -> Result<GenerationStats> {
         loop {
+            beat();
             if !self.may_launch_ahead() {
                 let started = Instant::now();
                 self.read_pending()?;

@@ -24,6 +24,8 @@
 //! # Ok::<(), firebrick_models::Error>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod decode_steps;
 mod engine;
 mod engine_args;

@@ -204,7 +204,9 @@ impl LayerGroup {
         for (row, table) in tables.iter().enumerate() {
             let Some(table) = table else { continue };
             let table_group = &table.groups[index];
-            let leading = table_group.shared.saturating_sub(table_group.first);
+            // a block that is not full is shared only with a pending copy of it
+            let full = table_group.shared.min(table.tokens / BLOCK_SIZE);
+            let leading = full.saturating_sub(table_group.first);
             let shared = (0..leading.min(table_group.blocks.len()))
                 .rev()
                 .find(|&i| self.pool.references(table_group.blocks[i]) > 1)

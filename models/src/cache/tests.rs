@@ -58,6 +58,25 @@ fn a_group_of_16_stores_its_prompt_once() {
 }
 
 #[test]
+fn a_block_that_is_copied_before_it_is_written_is_no_shared_prefix() {
+    for prompt in [6, 40] {
+        let mut cache = cache("llama", 8);
+        let mut first = cache.begin(&tokens(prompt, 0));
+        assert!(cache.append(&mut first, prompt));
+        let mut second = cache.fork(&mut first);
+        assert!(cache.append(&mut second, 1) && cache.append(&mut first, 1));
+        let groups = cache.groups[0].shared_blocks(0, &[Some(&first), Some(&second)]);
+        let whole = prompt / BLOCK_SIZE;
+        assert!(groups.iter().all(|group| group.blocks.len() == whole), "{groups:?}");
+        let members: Vec<_> = groups.iter().flat_map(|group| &group.members).collect();
+        assert_eq!(members.len(), 2);
+        for member in members {
+            assert_eq!((member.tokens, member.blocks.len()), (prompt + 1 - whole * BLOCK_SIZE, 1));
+        }
+    }
+}
+
+#[test]
 fn a_full_last_block_is_not_copied() {
     let mut cache = cache("llama", 8);
     let mut prompt = cache.begin(&[]);

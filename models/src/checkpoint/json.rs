@@ -1,21 +1,26 @@
 //! JSON files of a checkpoint folder.
 
 use crate::{Error, Result};
+use firebrick_backends::allocation_limit::{AllocationLimit, limited};
 use firebrick_backends::host::write_synced;
-use firebrick_spec::json;
+use firebrick_spec::{file, json};
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// What the values of a file may take: those of the largest weight index take 30 MB.
+const JSON_LIMIT: AllocationLimit = AllocationLimit::total(160 << 20);
+
 /// Reads a JSON object; `None` if the file does not exist.
-pub(super) fn read_object(dir: &Path, file: &str) -> Result<Option<Map<String, Value>>> {
-    let path = dir.join(file);
-    let text = match std::fs::read(&path) {
+pub(super) fn read_object(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>> {
+    let path = dir.join(name);
+    let text = match file::inside(dir, name).and_then(|path| file::read(&path, file::MAX_TEXT_BYTES)) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io("read", path)(e)),
     };
     // with `NaN` and `Infinity`, as Python has written configs
-    match json::parse(&text).map(|value| json::plain_config(&value)) {
+    let read = || json::parse(&text).map(|value| json::plain_config(&value));
+    match limited(JSON_LIMIT, &format!("reading {}", path.display()), read) {
         Ok(Value::Object(map)) => Ok(Some(map)),
         Ok(_) => Err(Error::Config { path, detail: "expected a JSON object".into() }),
         Err(e) => Err(Error::Config { path, detail: format!("is not JSON: {e}") }),

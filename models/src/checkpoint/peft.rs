@@ -32,15 +32,14 @@ pub fn is_adapter(dir: &Path) -> bool {
 pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let config = adapter_config(dir)?;
     let lora = described(&config, &AdapterTargets::from_specs(base.whole_model_specs()), dir)?;
-    let path = dir.join(WEIGHTS);
-    if !path.is_file() {
+    if !dir.join(WEIGHTS).is_file() {
         return Err(Error::MissingFile {
             dir: dir.to_owned(),
             file: WEIGHTS.into(),
             hint: "only safetensors adapters are supported; convert other formats with PEFT's save_pretrained".into(),
         });
     }
-    let file = WeightFile::open(path)?;
+    let file = WeightFile::open(dir, WEIGHTS)?;
     let adapted = base.with_adapters(lora, |_, spec| read(&file, spec, base, &config))?;
     let adapters = adapted.whole_model_specs().filter(|spec| spec.slot.is_adapter());
     let wanted: BTreeSet<String> = adapters.flat_map(ParamSpec::tensors).map(|part| part.name).collect();

@@ -9,8 +9,10 @@ use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::PrecisionExt;
+use firebrick_backends::allocation_limit::{AllocationLimit, limited};
+use firebrick_backends::heartbeat::beat;
 use firebrick_backends::host::MappedFile;
-use firebrick_spec::BaseFormat;
+use firebrick_spec::{BaseFormat, file};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +20,11 @@ use std::path::{Path, PathBuf};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+
+/// Longest header of a file in bytes, as in the `safetensors` crate.
+const MAX_HEADER: u64 = 100_000_000;
+/// What a header may take as values.
+const HEADER_LIMIT: AllocationLimit = AllocationLimit::total(192 << 20);
 
 /// Element type of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +57,12 @@ pub(super) struct WeightFile {
 }
 
 impl WeightFile {
-    pub(super) fn open(path: PathBuf) -> Result<Self> {
-        let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
-        let (data_start, metadata) =
-            header(map.bytes()).map_err(|detail| Error::Safetensors { path: path.clone(), detail })?;
+    pub(super) fn open(dir: &Path, name: &str) -> Result<Self> {
+        let path = dir.join(name);
+        let map = file::inside(dir, name).and_then(|path| MappedFile::open(&path)).map_err(Error::io("read", &path))?;
+        let header =
+            limited(HEADER_LIMIT, &format!("reading the header of {}", path.display()), || header(map.bytes()));
+        let (data_start, metadata) = header.map_err(|detail| Error::Safetensors { path: path.clone(), detail })?;
         let found = map.bytes().len() as u64;
         let ends = metadata.tensors().into_iter().map(|(name, info)| (info.data_offsets.1, name));
         // the first tensor that is cut off, so that the message does not depend on map order
@@ -78,6 +87,7 @@ impl WeightFile {
     }
 
     fn raw_of<'a>(&'a self, info: &'a TensorInfo) -> RawTensor<'a> {
+        beat();
         let (start, end) = info.data_offsets;
         let bytes = &self.map.bytes()[self.data_start + start..self.data_start + end];
         RawTensor { dtype: info.dtype, shape: &info.shape, bytes }
@@ -118,6 +128,9 @@ fn header(bytes: &[u8]) -> Result<(usize, Metadata), String> {
         return Err(format!("it has {} bytes, too few for a header", bytes.len()));
     };
     let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER {
+        return Err(format!("the header length is {length} bytes, expected at most {MAX_HEADER}"));
+    }
     let json = usize::try_from(length)
         .ok()
         .and_then(|n| rest.get(..n))
@@ -191,7 +204,7 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, Place>)> {
                 .into(),
         });
     };
-    let files = names.into_iter().map(|n| WeightFile::open(dir.join(n))).collect::<Result<Vec<_>>>()?;
+    let files = names.iter().map(|name| WeightFile::open(dir, name)).collect::<Result<Vec<_>>>()?;
     let places = files.iter().enumerate().flat_map(|(file, f)| {
         f.names().map(move |name| {
             let key = name.clone();

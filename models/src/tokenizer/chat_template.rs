@@ -10,6 +10,8 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use firebrick_backends::allocation_limit::{AllocationLimit, limited};
+use firebrick_backends::device::panic_message;
 use firebrick_spec::json::number_text;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -84,6 +86,18 @@ const NAME: &str = "chat_template";
 /// Written around what a template marks as generated: two Unicode noncharacters, which occur in no text.
 const MARKS: [char; 2] = ['\u{10FFFE}', '\u{10FFFF}'];
 
+/// Most bytes of a template: the longest known ones have half as many. Its depth is bounded by them alone.
+const MAX_BYTES: usize = 64 << 10;
+
+/// Stack of the compiler, which recurses along operators; the system allocates only the used part.
+const COMPILER_STACK_BYTES: usize = 256 << 20;
+
+/// Instructions of a rendering: those of a thousand turns take a tenth.
+const FUEL: u64 = 5_000_000;
+
+/// What a rendering may allocate: a context of a million tokens has a few megabytes of text.
+const RENDER_LIMIT: AllocationLimit = AllocationLimit { largest: 64 << 20, total: 192 << 20 };
+
 /// The filter that writes them.
 const MARK: &str = "mark_generation";
 
@@ -112,7 +126,10 @@ impl ChatTemplate {
             TemplateSource::NoDefault(names) => {
                 State::Absent(format!("there is no template named \"default\", only {names:?}"))
             }
-            TemplateSource::Text(text) => match compile(text) {
+            TemplateSource::Text(text) if text.len() > MAX_BYTES => {
+                State::Broken(format!("it has {} bytes, expected at most {MAX_BYTES}", text.len()))
+            }
+            TemplateSource::Text(text) => match compile_on_deep_stack(text) {
                 Ok(environment) => State::Ready(Box::new(environment)),
                 Err(cause) => State::Broken(format!("not understood: {cause}")),
             },
@@ -213,7 +230,8 @@ impl ChatTemplate {
                 documents => (),
                 ..shared.clone()
             };
-            environment.get_template(NAME).and_then(|template| template.render(variables))
+            let render = || environment.get_template(NAME).and_then(|template| template.render(variables));
+            limited(RENDER_LIMIT, &format!("rendering the chat template of {}", self.origin.display()), render)
         };
         let messages = readable(messages, render).map_err(failed)?;
         render(&messages).map_err(|cause| failed(raised_message(&cause)))
@@ -242,10 +260,20 @@ fn from_json(value: &serde_json::Value) -> Value {
     }
 }
 
+fn compile_on_deep_stack(source: &str) -> Result<Environment<'static>, minijinja::Error> {
+    let failed = |why: String| minijinja::Error::new(ErrorKind::SyntaxError, why);
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, || compile(source)).map_err(|e| failed(e.to_string()))?;
+        thread.join().unwrap_or_else(|panic| Err(failed(panic_message(panic.as_ref()))))
+    })
+}
+
 fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     environment.set_syntax(syntax);
+    environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(|out, state, value| match value.kind() {
         // Python's text of these: minijinja writes JSON.
@@ -307,6 +335,9 @@ fn raised_message(error: &minijinja::Error) -> String {
             return message.clone();
         }
         cause = one.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!("takes more than {FUEL} instructions for a conversation; does it loop?");
     }
     error.to_string()
 }

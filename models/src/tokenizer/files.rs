@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use firebrick_backends::host::write_synced;
+use firebrick_spec::file;
 
 /// The whole tokenizer: vocabulary, rules and added tokens.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -39,7 +40,7 @@ impl Files {
         let mut files = Vec::new();
         for name in KNOWN {
             let path = dir.join(name);
-            match std::fs::read(&path) {
+            match file::inside(dir, name).and_then(|path| file::read(&path, file::MAX_TEXT_BYTES)) {
                 Ok(bytes) => files.push((name, bytes)),
                 Err(cause) if cause.kind() == ErrorKind::NotFound => {}
                 Err(cause) => return Err(Error::io("read", path)(cause)),

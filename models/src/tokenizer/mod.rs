@@ -23,6 +23,7 @@ mod turn_spans;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer as Backend};
@@ -37,6 +38,8 @@ pub use special_tokens::SpecialTokens;
 use crate::error::{Error, Result};
 use chat_template::ChatTemplate;
 use files::Files;
+use firebrick_backends::allocation_limit::{AllocationLimit, limited};
+use firebrick_backends::device::panic_message;
 use serde_json::{Map, Value};
 use settings::{Settings, TemplateSource};
 use training_template::Variant;
@@ -70,6 +73,11 @@ pub struct Tokenizer {
 struct Training {
     variant: &'static Variant,
     template: ChatTemplate,
+}
+
+/// What a tokenizer of these bytes may take while it is read: those of 35 MB take 10 times as much.
+fn limit_of(bytes: &[u8]) -> AllocationLimit {
+    AllocationLimit::total((64 << 20) + 24 * bytes.len())
 }
 
 impl Tokenizer {
@@ -114,7 +122,12 @@ impl Tokenizer {
         let path = origin.join(files::TOKENIZER);
         let broken = |detail: String| Error::Tokenizer { path: path.clone(), detail };
 
-        let mut backend = Backend::from_bytes(files.get(files::TOKENIZER).unwrap_or_default()).map_err(|cause| {
+        let bytes = files.get(files::TOKENIZER).unwrap_or_default();
+        // the library panics on some parts that do not fit each other
+        let read = || catch_unwind(AssertUnwindSafe(|| Backend::from_bytes(bytes)));
+        let backend = limited(limit_of(bytes), &format!("reading {}", path.display()), read);
+        let backend = backend.unwrap_or_else(|panic| Err(panic_message(panic.as_ref()).into()));
+        let mut backend = backend.map_err(|cause| {
             broken(format!(
                 "not a valid tokenizer of the Hugging Face `tokenizers` library: {cause}; save it again with a recent \
                      transformers"

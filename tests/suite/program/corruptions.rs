@@ -57,12 +57,12 @@ enum Outcome {
     Harmless,
 }
 
-fn checkpoint(run: &Path, step: u64) -> PathBuf {
+pub fn checkpoint(run: &Path, step: u64) -> PathBuf {
     run.join(format!("checkpoints/step-{step:06}"))
 }
 
 /// Files of a folder and its folders, by sorted path.
-fn files(folder: &Path) -> Vec<PathBuf> {
+pub fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -72,7 +72,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+pub(super) fn copy_folder(from: &Path, to: &Path) {
     for path in files(from) {
         let copy = to.join(path.strip_prefix(from).unwrap());
         fs::create_dir_all(copy.parent().unwrap()).unwrap();
@@ -80,11 +80,10 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// The last checkpoint of a run, except times, memory readings and checksums of these.
-fn learnt(run: &Path) -> BTreeMap<String, Vec<u8>> {
-    let folder = checkpoint(run, NEWEST + 1);
+/// A checkpoint's files, except times, memory readings and checksums of these.
+pub fn learnt(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let content = |path: PathBuf| {
-        let name = path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned();
+        let name = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
         let mut bytes = fs::read(&path).unwrap();
         if name == "trainer/state.json" {
             let mut state: Value = serde_json::from_slice(&bytes).unwrap();
@@ -95,7 +94,7 @@ fn learnt(run: &Path) -> BTreeMap<String, Vec<u8>> {
         }
         (name, bytes)
     };
-    files(&folder).into_iter().map(content).filter(|(name, _)| name != "checksums.json").collect()
+    files(folder).into_iter().map(content).filter(|(name, _)| name != "checksums.json").collect()
 }
 
 impl Case {
@@ -121,7 +120,7 @@ impl Case {
                 fs::remove_dir_all(checkpoint(&run, NEWEST)).unwrap();
             }
             succeeded(&case.resume(bench, &run));
-            case.learnt[back] = learnt(&run);
+            case.learnt[back] = learnt(&checkpoint(&run, NEWEST + 1));
         }
         case
     }
@@ -176,13 +175,13 @@ impl Case {
                 }
                 let kept = checkpoint(&run, NEWEST).with_extension("damaged").is_dir();
                 let log = fs::read_to_string(run.join("run.log")).unwrap_or_default();
-                match learnt(&run) == self.learnt[1] {
+                match learnt(&checkpoint(&run, NEWEST + 1)) == self.learnt[1] {
                     false => wrong("another run"),
                     true if !kept || !log.contains("damaged checkpoint") => wrong("no trace of the damage"),
                     true => Ok(Outcome::FellBack),
                 }
             }
-            Some(0) if learnt(&run) == self.learnt[0] => Ok(Outcome::Harmless),
+            Some(0) if learnt(&checkpoint(&run, NEWEST + 1)) == self.learnt[0] => Ok(Outcome::Harmless),
             Some(0) => wrong("silently another run"),
             code => wrong(&format!("exit code {code:?}")),
         }
@@ -215,7 +214,7 @@ fn apply(path: &Path, damage: Damage, point: u64) -> String {
 }
 
 /// A number below `below`, by splitmix64.
-fn random(index: u64, below: u64) -> u64 {
+pub fn random(index: u64, below: u64) -> u64 {
     let mut x = (SEED + index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

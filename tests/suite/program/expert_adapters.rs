@@ -7,7 +7,7 @@ use crate::support::assert_all_close;
 use serde_json::{Value, json};
 
 /// Two layers of four experts, of which two run.
-const QWEN3: &str = "model.arch={model_type: qwen3_moe, hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 8, \
+pub const QWEN3: &str = "model.arch={model_type: qwen3_moe, hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 8, \
                      num_experts: 4, num_experts_per_tok: 2, num_hidden_layers: 2, num_attention_heads: 2, \
                      num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 32}";
 

@@ -6,19 +6,27 @@ mod commands;
 mod config;
 mod corruptions;
 mod data;
+#[cfg(target_os = "linux")]
+mod disk;
 mod dry_run;
 mod ends;
 mod expert_adapters;
 mod families;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu_memory;
+#[cfg(target_os = "linux")]
+mod hangs;
+mod hostile;
 mod hub;
 mod import;
 #[cfg(unix)]
 mod install;
+#[cfg(target_os = "linux")]
+mod kills;
 mod links;
 mod memory;
 mod messages;
+mod non_finite;
 mod objectives;
 mod plan;
 mod plan_stages;
@@ -28,16 +36,20 @@ mod programs;
 mod quantization;
 mod quantized_base;
 mod readings;
+mod replay;
 mod report;
 mod resume;
 mod reward_models;
 mod rewards;
 mod rollout;
 mod runs;
+mod saves;
 mod sft;
 mod shared_trunk;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod shortage;
+#[cfg(unix)]
+mod signals;
 mod streams;
 mod timeline;
 mod tokens;

@@ -183,8 +183,8 @@ impl Communicator {
             // SAFETY: it was not given back before; it writes one number.
             let code = unsafe { (self.library.comm_get_async_error)(self.comm, &raw mut state) };
             match (code, state) {
-                // SAFETY: it is not used again.
                 (SUCCESS, SUCCESS) => {
+                    // SAFETY: it is not used again.
                     return going(unsafe { (self.library.comm_destroy)(self.comm) });
                 }
                 (SUCCESS | IN_PROGRESS, IN_PROGRESS) if Instant::now() < deadline => {

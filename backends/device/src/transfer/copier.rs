@@ -6,6 +6,7 @@ use super::host_tensor::HostTensor;
 use super::upload::Upload;
 use crate::{Error, Result};
 use burn::tensor::{Device, Int, Tensor};
+use firebrick_spec::heartbeat::wait_for;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
@@ -146,12 +147,15 @@ impl<T> Pending<T> {
     pub fn wait(self) -> Result<T> {
         match self {
             Self::Done(result) => result,
-            Self::Running(result) => result.recv_timeout(TIMEOUT).unwrap_or_else(|e| {
-                Err(match e {
-                    RecvTimeoutError::Timeout => timed_out(),
-                    RecvTimeoutError::Disconnected => Error::Transfer("the copy thread has terminated".into()),
+            Self::Running(result) => {
+                let _wait = wait_for("a copy on the thread `firebrick-copier`");
+                result.recv_timeout(TIMEOUT).unwrap_or_else(|e| {
+                    Err(match e {
+                        RecvTimeoutError::Timeout => timed_out(),
+                        RecvTimeoutError::Disconnected => Error::Transfer("the copy thread has terminated".into()),
+                    })
                 })
-            }),
+            }
         }
     }
 }

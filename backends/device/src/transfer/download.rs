@@ -6,6 +6,7 @@ use crate::device::is_cpu;
 use crate::trace::span;
 use crate::{Error, Result};
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use firebrick_spec::heartbeat::wait_for;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -173,6 +174,7 @@ fn drive(mut reading: Reading) -> Result<TensorData> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
     let started = Instant::now();
+    let mut wait = None;
     loop {
         if let Poll::Ready(result) = reading.as_mut().poll(&mut context) {
             return result;
@@ -181,6 +183,7 @@ fn drive(mut reading: Reading) -> Result<TensorData> {
         if left.is_zero() {
             return Err(timed_out());
         }
+        wait.get_or_insert_with(|| wait_for("the device, to copy to the host"));
         std::thread::park_timeout(left);
     }
 }

@@ -100,7 +100,7 @@ fn sum_columns<F: Float>(
             sum += partial[row * n + column];
         }
         if add {
-            sum = f32::cast_from(out[column]) + sum;
+            sum += f32::cast_from(out[column]);
         }
         out[column] = F::cast_from(sum);
     }

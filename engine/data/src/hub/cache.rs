@@ -2,9 +2,13 @@
 //! and `refs/REVISION` with the commit.
 
 use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
+use firebrick_spec::file::{MAX_TEXT_BYTES, read_text};
 use hf_hub::{Repo, RepoType};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+/// Most bytes of a reference, which has a commit.
+const MAX_REFERENCE_BYTES: u64 = 1 << 10;
 
 impl HubName {
     /// The repository at another revision, as the client knows it.
@@ -37,8 +41,11 @@ impl Hub {
         let of_commit = Some(self.snapshot(name, &name.revision)).filter(|f| f.is_dir());
         of_commit.or_else(|| {
             let reference = self.repo_folder(name).join("refs").join(&name.revision);
-            let commit = std::fs::read_to_string(reference).ok()?;
-            Some(self.snapshot(name, commit.trim())).filter(|folder| folder.is_dir())
+            let commit = read_text(&reference, MAX_REFERENCE_BYTES).ok()?;
+            let commit = commit.trim();
+            // a folder of the cache, and no path
+            let is_name = commit.chars().all(|c| c.is_ascii_alphanumeric());
+            Some(self.snapshot(name, commit)).filter(|folder| is_name && folder.is_dir())
         })
     }
 }
@@ -113,7 +120,7 @@ pub(super) fn missing_part(folder: &Path, files: &[String]) -> Option<String> {
     }
     let index = folder.join("model.safetensors.index.json");
     let indexed = files.iter().any(|f| f == "model.safetensors.index.json");
-    let text = indexed.then(|| std::fs::read_to_string(index).ok()).flatten()?;
+    let text = indexed.then(|| read_text(&index, MAX_TEXT_BYTES).ok()).flatten()?;
     let index: serde_json::Value = serde_json::from_str(&text).ok()?;
     let shards = index.get("weight_map")?.as_object()?.values();
     let mut shards = shards.filter_map(serde_json::Value::as_str);

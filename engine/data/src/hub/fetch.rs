@@ -3,10 +3,12 @@
 use super::cache::{files_below, missing_part, model_files};
 use super::progress::DownloadReporter;
 use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
+use firebrick_spec::file::{MAX_TEXT_BYTES, is_below};
+use firebrick_spec::heartbeat::wait_for;
 use hf_hub::api::sync::{ApiError, ApiRepo};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::io::Read;
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -70,6 +72,7 @@ impl Hub {
     }
 
     fn fetch(&self, name: &HubName, choose: &FileChoice<'_>) -> Result<(PathBuf, Vec<String>), HubError> {
+        let _wait = wait_for(format!("{} of the Hub, {}", name.shown(), self.endpoint()));
         let cached = self.complete_in_cache(name, choose);
         match cached {
             Ok(snapshot) if self.offline || name.is_commit() => return Ok(snapshot),
@@ -91,6 +94,10 @@ impl Hub {
             }
         };
         let names: Vec<String> = listing.siblings.iter().map(|s| s.rfilename.clone()).collect();
+        // a Hub at another address may answer anything
+        if let Some(other) = names.iter().chain([&listing.sha]).find(|name| !is_below(name)) {
+            return Err(name.error(format!("the Hub names the file {other:?}, which is outside of the repository")));
+        }
         let files = choose(&names).map_err(|why| name.error(why))?;
         let folder = self.snapshot(name, &listing.sha);
         for file in &files {
@@ -119,7 +126,7 @@ impl Hub {
         let repo = api.repo(name.repo_at(&name.revision));
         let response = repo.info_request().query("blobs", "true").call();
         let response = response.map_err(|e| Failure::from(ApiError::from(Box::new(e))))?;
-        let listing = response.into_json();
+        let listing = serde_json::from_reader(BufReader::new(response.into_reader().take(MAX_TEXT_BYTES)));
         listing.map_err(|e| Failure::Unreachable(format!("its answer was not understood: {e}")))
     }
 

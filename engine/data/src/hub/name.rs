@@ -77,7 +77,7 @@ impl HubName {
         };
         let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
         let is_file = FILE_ENDINGS.split(' ').any(|file| ending.eq_ignore_ascii_case(file));
-        let is_name = is_word(owner) && is_word(name) && !is_file && !revision.is_empty();
+        let is_name = is_word(owner) && is_word(name) && !is_file && !revision.is_empty() && !revision.contains("..");
         is_name.then(|| Self {
             kind,
             repo: repo.to_owned(),

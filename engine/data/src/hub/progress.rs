@@ -1,5 +1,6 @@
 //! Progress of downloads.
 
+use firebrick_spec::heartbeat::beat;
 use hf_hub::api::Progress;
 use std::sync::OnceLock;
 
@@ -50,6 +51,7 @@ impl Progress for DownloadReporter {
 
     fn update(&mut self, size: usize) {
         self.0.done += size as u64;
+        beat();
         self.notify();
     }
 

@@ -1,6 +1,7 @@
 //! Address and cache of the Hub, from the variables of Python's `huggingface_hub`.
 
 use super::home::expand_home;
+use firebrick_spec::file::read_text;
 use hf_hub::Cache;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ impl Hub {
         let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), path);
         let token = variable("HF_TOKEN")
             .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
-            .or_else(|| std::fs::read_to_string(token_file).ok())
+            .or_else(|| read_text(&token_file, 1 << 10).ok())
             .map(|token| token.trim().to_owned());
         let offline = variable("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());

@@ -46,6 +46,10 @@ class Misused(Exception):
     """The user's code returned what it may not; the message says what."""
 
 
+class NotFinite(Misused):
+    """The user's code returned an infinite reward, or NaN."""
+
+
 def load(file):
     """Imports a file: of a package under its dotted name, so that relative imports work, else as `python FILE` has it, with its folder on
     `sys.path`. It is never `__main__`."""
@@ -145,7 +149,7 @@ def number(value):
     except Exception as error:
         raise Misused(f"returned {value!r:.80}, which is no reward: {error}") from None
     if not math.isfinite(found):
-        raise Misused(f"returned {found}; rewards must be finite")
+        raise NotFinite(f"returned {found}; rewards must be finite")
     return found
 
 

@@ -13,6 +13,8 @@ mod tool_call;
 pub use calculator::{Calculator, CalculatorConfig};
 pub use config::{EnvironmentConfig, PythonEnvironmentConfig, ToolRole};
 pub use python::PythonEnvironments;
+#[doc(hidden)]
+pub use session::read_reply;
 pub use tool_call::{ToolCall, ToolCalls, ToolParser};
 
 use super::Example;

@@ -369,7 +369,7 @@ impl Rewards {
         let parts = parts.filter(|(_, part)| part.options.normalize);
         let values = parts.map(|(place, part)| {
             let values = rewards.iter().map(|reward| reward.parts[place].1);
-            (part.name.clone(), values.filter(|v| !v.is_nan()).collect())
+            (part.name.clone(), values.filter(|v| v.is_finite()).collect())
         });
         values.collect()
     }

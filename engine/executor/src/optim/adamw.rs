@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub struct StepOutcome {
     /// Global norm before clipping.
     pub grad_norm: f64,
-    /// False where the norm was not finite and nothing was applied.
+    /// False if the norm or the loss was not finite and nothing was applied.
     pub applied: bool,
     /// The loss scale, if any.
     pub loss_scale: Option<f64>,
@@ -102,6 +102,15 @@ impl AdamW {
             value_rate: 1.0,
             partition,
         }
+    }
+
+    /// An optimizer with the same state, which it shares with this one until one of the two is updated. `None` if some
+    /// of the state is not on the device, where it is updated in place.
+    pub fn shared(&self) -> Option<Self> {
+        let accounts = Accounts::new();
+        let states = self.states.iter().map(|state| state.shared(&accounts)).collect::<Option<_>>()?;
+        let config = self.config.clone();
+        Some(Self { config, states, accounts, ..*self })
     }
 
     /// Which shards of the state this optimizer has.
@@ -293,6 +302,13 @@ impl AdamW {
             runtime.record(Boundary::at(BoundaryKind::Update, unit));
         }
         Ok(StepOutcome { loss_scale, ..StepOutcome::applied(grad_norm) })
+    }
+
+    /// The outcome of a step that another number than its gradient norm forbids.
+    pub(crate) fn skipped(&self, gradients: &Gradients) -> StepOutcome {
+        let grad_norm = gradients.known_norm().unwrap_or(f64::NAN) / self.loss_scale();
+        let loss_scale = self.scaler.map(|scaler| scaler.scale);
+        StepOutcome { grad_norm, applied: false, loss_scale, rescaled: false }
     }
 
     fn update_unit(

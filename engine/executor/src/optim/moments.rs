@@ -7,6 +7,7 @@ use firebrick_backends::transfer::Download;
 use firebrick_core::Result;
 use firebrick_core::error::device_error;
 use firebrick_plan::MomentKind;
+use std::sync::Arc;
 
 /// One moment of a slice of a parameter.
 #[derive(Debug)]
@@ -15,7 +16,7 @@ pub(super) enum DeviceMoment {
     Block8(Box<DeviceBlock8>),
     /// An 8-bit moment of a device whose memory is the host's: host code is several times faster there than tensor
     /// operations.
-    Near(HostBlock8, [usize; 2]),
+    Near(Arc<HostBlock8>, [usize; 2]),
     /// A float moment on the host until the next update.
     ParkedFloat(TensorData),
     /// An 8-bit moment on the host, and its shape.
@@ -37,7 +38,7 @@ impl DeviceMoment {
         let shape = value.dims();
         let data = value.into_data();
         match data.as_slice::<f32>() {
-            Ok(values) => Self::Near(HostBlock8::quantise(values, signed), shape),
+            Ok(values) => Self::Near(Arc::new(HostBlock8::quantise(values, signed)), shape),
             Err(e) => unreachable!("f32 was asked for: {e:?}"),
         }
     }
@@ -80,8 +81,19 @@ impl DeviceMoment {
             }
             Self::Block8(blocks) => blocks.bytes(),
             Self::ParkedFloat(data) => data.as_bytes().len(),
-            Self::Near(blocks, _) | Self::ParkedBlock8(blocks, _) => blocks.bytes(),
+            Self::Near(blocks, _) => blocks.bytes(),
+            Self::ParkedBlock8(blocks, _) => blocks.bytes(),
         }
+    }
+
+    /// The same moment; `None` if it waits on the host.
+    pub fn shared(&self) -> Option<Self> {
+        Some(match self {
+            Self::Float(value) => Self::Float(value.clone()),
+            Self::Block8(blocks) => Self::Block8(blocks.clone()),
+            Self::Near(blocks, shape) => Self::Near(Arc::clone(blocks), *shape),
+            Self::ParkedFloat(_) | Self::ParkedBlock8(..) => return None,
+        })
     }
 
     /// A copy of the moment on the host; nothing where it is there. It takes no memory of the device.
@@ -102,7 +114,7 @@ impl DeviceMoment {
                 let dtype = data.dtype();
                 Self::Float(Tensor::from_data(data, (device, dtype)))
             }
-            Self::ParkedBlock8(blocks, shape) if is_cpu(device) => Self::Near(blocks, shape),
+            Self::ParkedBlock8(blocks, shape) if is_cpu(device) => Self::Near(Arc::new(blocks), shape),
             Self::ParkedBlock8(blocks, shape) => Self::Block8(Box::new(DeviceBlock8::upload(&blocks, shape, device))),
             awake => awake,
         }
@@ -112,9 +124,8 @@ impl DeviceMoment {
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let value = match self {
             Self::ParkedFloat(data) => return Ok(data.iter::<f32>().collect()),
-            Self::Near(blocks, _) | Self::ParkedBlock8(blocks, _) => {
-                return Ok(blocks.dequantise());
-            }
+            Self::Near(blocks, _) => return Ok(blocks.dequantise()),
+            Self::ParkedBlock8(blocks, _) => return Ok(blocks.dequantise()),
             Self::Float(value) => value.clone(),
             Self::Block8(blocks) => blocks.dequantise(),
         };

@@ -321,6 +321,26 @@ impl ParamState {
         tensors
     }
 
+    /// The same state, without bytes in accounts; `None` if some of it is not on the device.
+    pub fn shared(&self, accounts: &Arc<Accounts>) -> Option<Self> {
+        let hold = |category| accounts.hold(category, Home::Device, 0);
+        let stored = match &self.stored {
+            None => None,
+            Some((Stored::Device(slices), _)) => {
+                let moment = |[first, second]: &[DeviceMoment; 2]| Some([first.shared()?, second.shared()?]);
+                let slices = slices.iter().map(moment).collect::<Option<_>>()?;
+                Some((Stored::Device(slices), hold(Category::Moments)))
+            }
+            Some((Stored::Host(_), _)) => return None,
+        };
+        let master = match &self.master {
+            None => None,
+            Some((Master::Device(master), _)) => Some((Master::Device(master.clone()), hold(Category::MasterWeights))),
+            Some((Master::Host(_), _)) => return None,
+        };
+        Some(Self { stored, master, ..*self })
+    }
+
     /// Drops the moments.
     pub fn forget_moments(&mut self) {
         self.stored = None;

@@ -71,6 +71,24 @@ impl<'a> PyValue<'a> {
         self.value()?.as_str()
     }
 
+    /// Number of its parts and bytes of its texts.
+    pub fn size(&self) -> usize {
+        fn of(value: &Value) -> usize {
+            match value {
+                Value::String(text) => 1 + text.len(),
+                Value::Array(items) => 1 + items.iter().map(of).sum::<usize>(),
+                Value::Object(map) => 1 + map.iter().map(|(key, value)| key.len() + of(value)).sum::<usize>(),
+                _ => 1,
+            }
+        }
+        match &self.kind {
+            PyKind::Value(value) => of(value),
+            PyKind::List(items) | PyKind::Classes(items) => 1 + items.iter().map(Self::size).sum::<usize>(),
+            PyKind::Space(map) => 1 + map.iter().map(|(key, value)| key.len() + value.size()).sum::<usize>(),
+            _ => 1,
+        }
+    }
+
     /// Python's truth value, if known.
     pub fn truth(&self) -> Option<bool> {
         Some(match &self.kind {

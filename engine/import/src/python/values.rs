@@ -12,6 +12,9 @@ use ruff_text_size::Ranged;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+/// Largest value of a name, by [`PyValue::size`]: one that is larger is unknown, so that no value doubles line by line.
+const MAX_VALUE: usize = 1 << 14;
+
 impl<'a> Program<'a> {
     pub(super) fn value(&mut self, expr: &'a Expr) -> ImportResult<PyValue<'a>> {
         Ok(match expr {
@@ -37,7 +40,7 @@ impl<'a> Program<'a> {
                 let value = match (operation.op, known.value()) {
                     (UnaryOp::Not, _) => known.truth().map(|truth| Value::Bool(!truth)),
                     (UnaryOp::USub, Some(Value::Number(number))) => match number.as_i64() {
-                        Some(number) => Some((-number).into()),
+                        Some(number) => number.checked_neg().map(Value::from),
                         None => number.as_f64().map(|number| (-number).into()),
                     },
                     (UnaryOp::UAdd, Some(value)) => Some(value.clone()),
@@ -135,7 +138,8 @@ impl<'a> Program<'a> {
             return PyValue::constant("__main__");
         }
         let local = self.names.iter().skip(1).last().and_then(|names| names.get(name));
-        let known = local.or_else(|| self.names[0].get(name)).cloned();
+        let known = local.or_else(|| self.names[0].get(name));
+        let known = known.filter(|known| known.size() <= MAX_VALUE).cloned();
         known.unwrap_or_else(|| PyValue::new(PyKind::Written(name.to_owned())))
     }
 
@@ -303,7 +307,7 @@ fn apply_operator(op: Operator, a: &Value, b: &Value) -> Option<Value> {
             Operator::FloorDiv => a.checked_div_euclid(b).filter(|_| b > 0),
             Operator::Mod => a.checked_rem_euclid(b).filter(|_| b > 0),
             Operator::Pow if b >= 0 => a.checked_pow(u32::try_from(b).ok()?),
-            Operator::LShift => a.checked_shl(u32::try_from(b).ok()?),
+            Operator::LShift => (0..63).contains(&b).then(|| a.checked_mul(1 << b)).flatten(),
             Operator::RShift => a.checked_shr(u32::try_from(b).ok()?),
             _ => None,
         };

@@ -20,7 +20,7 @@ use super::entry::{EnvironmentLookup, ParsedSource};
 use super::error::{ImportError, ImportResult};
 use super::source_file::SourceFile;
 use brush_parser::ast::{FunctionBody, Program};
-use brush_parser::{ParseError, Parser, ParserOptions, TokenizerError};
+use brush_parser::{ParseError, Parser, ParserOptions, Token, TokenizerError, tokenize_str_with_options};
 use command::Launch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,6 +35,10 @@ const MAX_STEPS: usize = 4_000_000;
 const MAX_DEPTH: usize = 64;
 /// Deepest nesting of brackets and blocks in a text.
 const MAX_NESTING: usize = 100;
+/// Deepest nesting of subshells and, each as [`CASE`] of them, of `case`: behind an error or without an end, brush's
+/// parser reads the inside of each at least twice.
+const MAX_REREAD: usize = 14;
+const CASE: usize = 3;
 
 /// A script and its surroundings.
 pub(super) struct Script<'a> {
@@ -113,7 +117,7 @@ struct Shell<'a> {
 
 /// Parses a script.
 fn parse(file: &str, line: Option<usize>, text: &str) -> ImportResult<Program> {
-    if let Some(deep) = too_deep(text) {
+    if let Some(deep) = too_deep(text).or_else(|| reread_too_often(text)) {
         return Err(ImportError::at(file, line.or(Some(deep)), "blocks and brackets are nested too deeply"));
     }
     if let Some(at) = long_number(text) {
@@ -186,6 +190,31 @@ fn too_deep(text: &str) -> Option<usize> {
             }
             begins = block || word.ends_with([';', '&', '|', '(']) || matches!(word, "then" | "do" | "else" | "{");
         }
+    }
+    None
+}
+
+/// The first line within too many subshells and `case`s.
+fn reread_too_often(text: &str) -> Option<usize> {
+    // what has no tokens is refused when it is parsed
+    let tokens = tokenize_str_with_options(text, &ParserOptions::default().tokenizer_options()).unwrap_or_default();
+    let (mut open, mut begins) = (Vec::new(), true);
+    for token in &tokens {
+        let is_operator = matches!(token, Token::Operator(..));
+        match token.to_str() {
+            "(" if is_operator => open.push(1),
+            // in a `case`, one ends a pattern
+            ")" if is_operator && open.last() == Some(&1) => drop(open.pop()),
+            "case" if begins => open.push(CASE),
+            "esac" if begins => while open.pop().is_some_and(|kind| kind != CASE) {},
+            _ => {}
+        }
+        if open.iter().sum::<usize>() > MAX_REREAD {
+            return Some(token.location().start.line);
+        }
+        let word =
+            matches!(token.to_str(), "!" | "{" | "do" | "elif" | "else" | "if" | "in" | "then" | "until" | "while");
+        begins = is_operator || word;
     }
     None
 }

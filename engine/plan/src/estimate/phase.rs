@@ -42,6 +42,11 @@ impl EstimatePhase {
         !matches!(self, Self::Load | Self::WarmupBackward | Self::WarmupOptimizer | Self::Save)
     }
 
+    /// True if it comes before the updates of a step, and reads the weights of the models that are trained.
+    pub const fn is_before_updates(self) -> bool {
+        matches!(self, Self::Rollout | Self::Reward | Self::Score | Self::Values)
+    }
+
     /// True if a model is updated in it.
     pub const fn is_update(self) -> bool {
         matches!(self, Self::WarmupOptimizer | Self::Optimizer | Self::CriticOptimizer)

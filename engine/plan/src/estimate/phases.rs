@@ -6,8 +6,8 @@ use crate::estimate::{
     Activity, Context, Estimate, EstimatePhase, F32, MemoryUsage, Parallel, PhaseEstimate, PhaseTraffic, Stages,
     Workload,
 };
-use crate::{Plan, Role};
-use firebrick_spec::{Category, DeviceProfile};
+use crate::{ModelPlan, Plan, Role};
+use firebrick_spec::{Backend, Category, DeviceProfile};
 
 impl Context<'_> {
     /// Loading: weights come from a file one matrix at a time; a critic that starts from the policy gathers its weights
@@ -152,11 +152,26 @@ impl Context<'_> {
     /// matrix itself where devices give each other their parts of it.
     pub fn save(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Save, |peak| {
-            let matrix = 3 * F32 * self.largest();
-            let held = self.resident(Activity::Pass(Role::Policy)).on_host(Category::Buffers, matrix);
+            let held = self.resident(Activity::Pass(Role::Policy)).on_host(Category::Buffers, self.save_buffers());
             let held = self.with_gathered_matrix(held);
             peak.record("writing a checkpoint", held);
         })
+    }
+
+    fn save_buffers(&self) -> u64 {
+        3 * F32 * self.largest()
+    }
+
+    /// True if a thread can write checkpoints while the next step samples and scores, within the peak of `phases`. It
+    /// shares the values with the run, which needs one memory and state that no phase moves.
+    fn saves_beside(&self, phases: &[PhaseEstimate], peak: u64) -> bool {
+        let trained = [Some(self.plan.policy()), self.plan.critic()];
+        let fits = |phase: &PhaseEstimate| phase.total_bytes + self.save_buffers() <= peak;
+        self.workload.saves_beside
+            && self.profile.backend == Backend::Cpu
+            && !self.parallel.is_several()
+            && trained.into_iter().flatten().all(ModelPlan::stays_on_device)
+            && phases.iter().filter(|phase| phase.name.is_before_updates()).all(fits)
     }
 
     pub fn estimate(&self) -> Estimate {
@@ -176,9 +191,16 @@ impl Context<'_> {
         phases.extend(self.critic_phases());
         phases.push(self.save());
         let most = |f: fn(&PhaseEstimate) -> u64| phases.iter().map(f).max().unwrap_or(0);
+        let (peak_bytes, host_peak_bytes) = (most(|p| p.total_bytes), most(|p| p.host_bytes));
+        let saves_beside = self.saves_beside(&phases, peak_bytes);
+        if saves_beside {
+            let beside = phases.iter_mut().filter(|phase| phase.name.is_before_updates());
+            beside.for_each(|phase| phase.add_save(self.save_buffers()));
+        }
         Estimate {
-            peak_bytes: most(|p| p.total_bytes),
-            host_peak_bytes: most(|p| p.host_bytes),
+            peak_bytes,
+            host_peak_bytes,
+            saves_beside,
             seconds: seconds::step_seconds(self),
             communication: self.traffic(),
             phases,

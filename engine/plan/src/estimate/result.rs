@@ -29,6 +29,12 @@ impl PhaseEstimate {
         self.name = name;
         self
     }
+
+    /// Adds bytes of a checkpoint that is written meanwhile, in the one memory of host and device.
+    pub(super) fn add_save(&mut self, bytes: u64) {
+        self.total_bytes += bytes;
+        *self.categories.entry(Category::Buffers).or_default() += bytes;
+    }
 }
 
 /// Bytes and seconds of a plan.
@@ -40,6 +46,9 @@ pub struct Estimate {
     pub host_peak_bytes: u64,
     /// In the order of a step.
     pub phases: Vec<PhaseEstimate>,
+    /// True if a checkpoint may be written during the next step, until its first update: it raises no peak.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub saves_beside: bool,
     /// Seconds of a step, every completion as long as allowed; of stages the slowest one's, in each phase.
     pub seconds: Seconds,
     /// Traffic of one of several devices in a step; with stages, the most of any stage by kind. Its seconds are among

@@ -319,3 +319,25 @@ fn long_sequences_take_memory_in_proportion_to_their_length() {
     assert_eq!(scores(8192, 512), 2 * scores(4096, 512));
     assert_eq!(scores(8192, 0), 4 * scores(4096, 0));
 }
+
+#[test]
+fn a_checkpoint_beside_a_step_has_its_buffers_in_the_phases_before_the_update_and_raises_no_peak() {
+    let [cpu, gpu] = [Backend::Cpu, Backend::Cuda].map(device);
+    let saving = Workload { saves_beside: true, ..workload() };
+    let under = |workload: &Workload, profile| under(workload, &MemoryConfig::default(), profile);
+    let [plain, beside] = [&workload(), &saving].map(|workload| under(workload, &cpu));
+    assert!(beside.saves_beside && !plain.saves_beside);
+    assert_eq!(beside.peak_bytes, plain.peak_bytes);
+    let buffers = held(&plain, EstimatePhase::Save, Category::Buffers);
+    assert!(buffers > 0);
+    for phase in [EstimatePhase::Rollout, EstimatePhase::Score] {
+        assert_eq!(total(&beside, phase), total(&plain, phase) + buffers);
+    }
+    assert_eq!(total(&beside, EstimatePhase::Backward), total(&plain, EstimatePhase::Backward));
+    // tensors of a GPU stay on their thread
+    assert!(!under(&saving, &gpu).saves_beside);
+    // a cache as large as the update leaves no room
+    let narrow = Workload { validation: 1 << 20, max_num_batched_tokens: 1 << 24, prompt_length: 8192, ..saving };
+    let narrow = under(&narrow, &cpu);
+    assert!(!narrow.saves_beside, "{narrow:?}");
+}

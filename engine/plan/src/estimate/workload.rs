@@ -107,6 +107,8 @@ pub struct Workload {
     pub examples: Option<Examples>,
     /// Host bytes that the rows of the data are held in, all the time.
     pub rows_bytes: u64,
+    /// Checkpoints are written between steps that sample.
+    pub saves_beside: bool,
     /// Supervised steps before the first one, if there are any: phases of their own.
     pub warm_up: Option<WarmUp>,
 }
@@ -186,6 +188,7 @@ impl Workload {
             rewards: Vec::new(),
             examples: None,
             rows_bytes: 0,
+            saves_beside: false,
             warm_up: None,
         }
     }
@@ -211,6 +214,7 @@ impl Workload {
             critic: None,
             rewards: Vec::new(),
             examples: Some(Examples { length: warm_up.length, validation: 0 }),
+            saves_beside: false,
             warm_up: None,
             ..self.clone()
         })

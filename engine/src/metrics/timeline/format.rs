@@ -5,6 +5,7 @@ use crate::plan::estimate::{EstimatePhase, PhaseEstimate};
 use crate::{Error, Result};
 use firebrick_backends::accounts::Account;
 use firebrick_backends::allocation_trace::TraceSource;
+use firebrick_spec::file::{MAX_TEXT_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::ErrorKind;
@@ -211,12 +212,12 @@ impl MemoryTimeline {
             return Err(bad(run, "there is no such run folder".into()));
         }
         let path = run.join(Self::FILE);
-        let text = match std::fs::read_to_string(&path) {
+        let text = match read_text(&path, MAX_TEXT_BYTES) {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound => return Err(Self::missing(run)),
             // not UTF-8
             Err(e) if e.kind() == ErrorKind::InvalidData => {
-                return Err(bad(&path, "it is not JSON".into()));
+                return Err(bad(&path, format!("it is not JSON: {e}")));
             }
             Err(e) => return Err(Error::io("read", path)(e)),
         };

@@ -14,6 +14,7 @@ use crate::metrics::described::Metrics;
 use crate::metrics::report::RolloutReport;
 use crate::rollout::Rollout;
 use firebrick_backends::allocator::without_peak;
+use firebrick_backends::heartbeat::wait_for;
 use serde_json::Value;
 use std::error::Error;
 use std::fmt::Write;
@@ -115,6 +116,7 @@ struct Guarded {
 impl Guarded {
     fn call(&mut self, work: impl FnOnce(&mut dyn Tracker) -> TrackerResult) {
         let tracker = &mut *self.tracker;
+        let _wait = wait_for(format!("the tracker {}", tracker.name()));
         let done = without_peak(|| catch_unwind(AssertUnwindSafe(|| work(tracker))));
         let problem = match done {
             Ok(Ok(())) => return,

@@ -1,6 +1,7 @@
 //! Pending scores of programs, and their results.
 
 use crate::task::Score;
+use firebrick_backends::heartbeat::beat;
 use serde::Serialize;
 use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub enum Failure {
     Failed(String),
     /// The user's code raised, or did not return a reward for each completion. It would again, so it ends the run.
     Misused(String),
+    /// The user's code returned an infinite reward. Training skips the step.
+    Infinite(String),
 }
 
 impl Failure {
@@ -32,6 +35,7 @@ impl Failure {
         match self {
             Self::Failed(reason) => Self::Failed(change(reason)),
             Self::Misused(reason) => Self::Misused(change(reason)),
+            Self::Infinite(reason) => Self::Infinite(change(reason)),
         }
     }
 }
@@ -39,7 +43,7 @@ impl Failure {
 impl Display for Failure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Failed(reason) | Self::Misused(reason) => f.write_str(reason),
+            Self::Failed(reason) | Self::Misused(reason) | Self::Infinite(reason) => f.write_str(reason),
         }
     }
 }
@@ -64,6 +68,7 @@ impl PendingScores {
         let missing = Err(Failure::Failed("the thread that asked for it is gone".to_owned()));
         let mut results = vec![missing; self.len];
         for (at, result) in self.results.iter().take(self.len) {
+            beat();
             results[at] = result;
         }
         drop(self.wanted);

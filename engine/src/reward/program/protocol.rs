@@ -61,8 +61,15 @@ struct Reply {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Item {
-    Scored { reward: Option<f64>, extra: Map<String, Value> },
-    Failed { error: String },
+    Scored {
+        reward: Option<f64>,
+        extra: Map<String, Value>,
+    },
+    Failed {
+        error: String,
+        #[serde(default)]
+        infinite: bool,
+    },
 }
 
 impl Protocol {
@@ -98,9 +105,16 @@ impl Item {
     fn result(self) -> ProgramResult {
         match self {
             Self::Scored { reward, extra } => Ok(Score { value: reward, extra, ..Score::default() }),
-            Self::Failed { error } => Err(Failure::Misused(error)),
+            Self::Failed { error, infinite: true } => Err(Failure::Infinite(error)),
+            Self::Failed { error, infinite: false } => Err(Failure::Misused(error)),
         }
     }
+}
+
+/// Reads a line as each answer that a program may give, for fuzz targets.
+#[doc(hidden)]
+pub fn read_answer(line: &str) {
+    let _ = (Protocol::of_function(line), function_reply(line, 0, 1), command_reply(line));
 }
 
 /// Completion of a command's line, and its result; or the reason that the line is invalid.

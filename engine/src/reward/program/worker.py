@@ -240,7 +240,7 @@ def scored(value, extra, function):
     try:
         return {"reward": reward_of(value), "extra": extra}
     except Misused as error:
-        return {"error": failed(error, function.function)}
+        return {"error": failed(error, function.function), "infinite": isinstance(error, NotFinite)}
 
 
 def begin(opening, loop):

@@ -11,6 +11,7 @@ use crate::reward::Programs;
 use crate::task::{RewardKind, Task, TaskConfig};
 use crate::trainer::models::REFERENCE;
 use crate::{Error, Result};
+use firebrick_spec::file::{MAX_TEXT_BYTES, read_text};
 use std::path::{Path, PathBuf};
 
 /// Run to start: a new one, or the one in the output folder.
@@ -31,6 +32,8 @@ pub(in crate::trainer) struct RunFiles {
     pub folder: Option<RunDir>,
     /// The newest whole checkpoint: its step and its folder.
     pub checkpoint: Option<(u64, PathBuf)>,
+    /// Folder of the run whose steps are replayed, which stays as it is.
+    pub origin: Option<RunDir>,
     /// True if the run has done all of its steps, and its summary exists.
     pub ended: bool,
     /// Files that the run reads; on rank 0.
@@ -68,6 +71,35 @@ impl Session {
             self.warn_if_done(step);
         }
         Ok(files)
+    }
+
+    /// The newest checkpoint before a step of another run, from which a new run in another folder replays the step;
+    /// without one, it starts from the beginning.
+    pub fn look_at_replayed(&self, run: &Path, step: u64) -> Result<RunFiles> {
+        let origin = RunDir::read_only(run);
+        let refused = |detail: String| Error::Report { path: run.to_owned(), detail };
+        self.world.run_on_main(|| {
+            let changes =
+                Inputs::kept(&origin)?.map_or_else(|| Ok(Vec::new()), |kept| Ok(kept.changes(&self.inputs()?)));
+            match changes {
+                Ok(changes) if changes.is_empty() => Ok(()),
+                Ok(changes) => Err(refused(format!(
+                    "files have changed since the run began, so it cannot be replayed: {}; restore them",
+                    changes.join("; ")
+                ))),
+                Err(error) => Err(error),
+            }
+        })?;
+        let checkpoint = origin.checkpoints()?.into_iter().rfind(|(saved, _)| *saved < step);
+        let reference = origin.path().join(REFERENCE);
+        let folders =
+            checkpoint.iter().flat_map(|(_, folder)| [Some(folder), self.has_reference().then_some(&reference)]);
+        for folder in folders.flatten() {
+            if let Verdict::Damaged(damage) = checksums::verify(folder, &self.world)? {
+                return Err(refused(format!("{} is damaged: {damage}", folder.display())));
+            }
+        }
+        Ok(RunFiles { checkpoint, origin: Some(origin), ..RunFiles::default() })
     }
 
     /// The newest of the checkpoints that is whole; `None` if there are none. The others are reported.
@@ -255,7 +287,7 @@ pub(in crate::trainer) fn modules(
 
 /// Rejects a run that the other command started.
 fn check_mode(config: &RunConfig, mode: Mode, checkpoint: &Path) -> Result<()> {
-    let text = std::fs::read_to_string(checkpoint.join("trainer/state.json")).unwrap_or_default();
+    let text = read_text(&checkpoint.join("trainer/state.json"), MAX_TEXT_BYTES).unwrap_or_default();
     let other = match mode {
         Mode::Rl => Mode::Sft,
         Mode::Sft => Mode::Rl,

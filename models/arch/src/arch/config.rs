@@ -17,6 +17,12 @@ use rotary::{partial_rotary, query_scaling, ropes};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
+/// Bound of the number of parameters: bytes of all of them, and of their state, fit 64 bits.
+const MAX_PARAMETERS: f64 = 1e15;
+
+/// Most layers, which lists have entries for.
+const MAX_LAYERS: usize = 4096;
+
 impl Arch {
     /// Reads a `config.json`, in the style of transformers 4 (`rope_theta`, `rope_scaling`) or 5
     /// (`rope_parameters`). `path` is only for messages.
@@ -40,6 +46,9 @@ impl Arch {
         let spec = family.spec();
         let hidden_size = f.required("hidden_size")?;
         let num_layers = f.required("num_hidden_layers")?;
+        if num_layers > MAX_LAYERS {
+            return Err(f.error(format!("`num_hidden_layers` is {num_layers}, expected at most {MAX_LAYERS}")));
+        }
         let [num_heads, num_kv_heads, head_dim] = heads(&f, spec, hidden_size)?;
         let bias = f.flag("attention_bias", spec.attention_bias)?;
         let scale = f.number("query_pre_attn_scalar")?.filter(|_| spec.gemma).or(spec.query_scalar);
@@ -48,7 +57,7 @@ impl Arch {
         let ropes = ropes(&f, spec, max_positions, &kinds)?;
         let mixers: Vec<Mixer> = kinds.iter().map(|kind| kind.mixer).collect();
         let of_gemma = |key: &str| spec.gemma.then(|| f.number(key)).transpose().map(Option::flatten);
-        Ok(Self {
+        let arch = Self {
             family,
             head,
             vocab_size: f.required("vocab_size")?,
@@ -87,7 +96,27 @@ impl Arch {
             initializer_range: f.number("initializer_range")?.unwrap_or(0.02),
             precision: Precision::default(),
             base: None,
-        })
+        };
+        match arch.parameters() {
+            count if count > MAX_PARAMETERS => Err(f.error(format!(
+                "its sizes are those of {count:.0e} parameters, and no model has more than {MAX_PARAMETERS:.0e}"
+            ))),
+            _ => Ok(arch),
+        }
+    }
+
+    /// Approximate number of parameters. Sizes may be those of no model, whose products exceed 64 bits.
+    fn parameters(&self) -> f64 {
+        let product = |sizes: &[usize]| sizes.iter().map(|&size| size as f64).product::<f64>();
+        let experts = self.feed_forwards.iter().filter_map(|kind| kind.experts());
+        let experts =
+            experts.map(|e| product(&[3, e.count, e.intermediate_size]) + product(&[3, e.shared.unwrap_or(0)]));
+        let attention = product(&[2, self.num_heads + self.num_kv_heads, self.head_dim]);
+        let delta_net = self.delta_net.map_or(0.0, |net| {
+            product(&[4, net.num_key_heads, net.key_head_dim]) + product(&[4, net.num_value_heads, net.value_head_dim])
+        });
+        let layer = attention + delta_net + product(&[3, self.intermediate_size]) + experts.fold(0.0, f64::max);
+        self.hidden_size as f64 * (self.vocab_size as f64 + self.num_layers as f64 * layer)
     }
 
     /// The config of the language model inside a model that sees images (`text_config`), as that of a model by itself;

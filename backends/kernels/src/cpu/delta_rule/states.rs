@@ -70,8 +70,8 @@ impl<'a, T: Real> HandedOn<'a, T> {
         [ends, d_starts]: [SharedStates<T>; 2],
         (sequence, key_head): (usize, usize),
     ) -> Self {
-        // SAFETY: the caller's promise.
         let of = |states: SharedStates<T>, place: Option<usize>| -> Option<&'a mut [T]> {
+            // SAFETY: the caller's promise.
             place.map(|place| unsafe { states.of_key_head(place, key_head) })
         };
         let parent = tree.parents[sequence].and_then(|parent| tree.ends[parent]);

@@ -123,6 +123,12 @@ pub(super) fn gone() -> EnvironmentError {
     EnvironmentError { own: false, ..EnvironmentError::new("its process ended while another environment was asked") }
 }
 
+/// Reads a line as an answer, for fuzz targets.
+#[doc(hidden)]
+pub fn read_reply(line: &str) {
+    let _ = (serde_json::from_str::<Opening<Abilities>>(line), reply(line, 0));
+}
+
 /// The fields of an answer, or Python's exception; an error if the line does not answer the request.
 fn reply(line: &str, id: u64) -> Result<Result<Map<String, Value>, String>, String> {
     let nonsense = || format!("it answered {:?}", line.chars().take(200).collect::<String>());

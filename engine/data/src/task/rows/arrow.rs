@@ -20,8 +20,8 @@ pub(super) fn rows(path: &Path, sink: &mut Sink<'_>) -> Result<(), Unread> {
     file.rewind()?;
     let file = BufReader::new(file);
     if first == FILE {
-        columns::send(&mut FileReader::try_new(file, None)?, sink)
+        columns::send(&mut FileReader::try_new(file, None)?, path, sink)
     } else {
-        columns::send(&mut StreamReader::try_new(file, None)?, sink)
+        columns::send(&mut StreamReader::try_new(file, None)?, path, sink)
     }
 }

@@ -1,6 +1,8 @@
 //! Arrow's columns as rows of JSON: numbers as numbers, decimals and times as Python's `str` writes them, bytes as text
 //! if they are UTF-8, else in hexadecimal.
 
+use std::path::Path;
+
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     Date32Type, Date64Type, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, Float16Type, Float32Type,
@@ -8,24 +10,28 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef, RecordBatch, downcast_integer_array};
 use arrow_schema::{ArrowError, DataType, Fields as Names};
+use firebrick_backends::allocation_limit::limited;
 use firebrick_spec::json;
 use serde_json::{Map, Value};
 
-use super::raw::{Raw, Sink, Unread};
+use super::raw::{ROW_LIMIT, Raw, Sink, Unread};
 use super::times;
 use crate::task::error::Unit;
 
 /// Sends every row of batches to `sink`.
 pub(super) fn send(
     batches: &mut dyn Iterator<Item = Result<RecordBatch, ArrowError>>,
+    path: &Path,
     sink: &mut Sink<'_>,
 ) -> Result<(), Unread> {
     let mut number = 0;
+    let name = format!("reading a row of {}", path.display());
     for batch in batches {
         let batch = batch?;
         for at in 0..batch.num_rows() {
             number += 1;
-            let row = object(batch.schema_ref().fields(), batch.columns(), at);
+            let read = || object(batch.schema_ref().fields(), batch.columns(), at);
+            let row = limited(ROW_LIMIT, &name, read);
             let row = row.map_err(|what| Unread::Refused(format!("row {number}: {what}")))?;
             if sink(Raw::fields(number, Unit::Row, row)).is_break() {
                 return Ok(());

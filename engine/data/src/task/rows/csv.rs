@@ -1,10 +1,12 @@
 //! Rows of CSV files. As in pandas a column is of numbers or of booleans if all of its cells are, else of text, and an
 //! empty cell is null. A number stays as it is written.
 
-use std::io::{BufRead, Read};
+use std::collections::HashSet;
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use ::csv::{ErrorKind, Reader, ReaderBuilder, StringRecord};
+use firebrick_spec::file::MAX_LINE_BYTES;
 use firebrick_spec::json;
 use serde_json::{Map, Value};
 
@@ -22,8 +24,9 @@ struct Column {
 
 /// Sends every row of a file to `sink`.
 pub(super) fn rows(path: &Path, compression: Compression, separator: u8, sink: &mut Sink<'_>) -> Result<(), Unread> {
-    let open = || -> Result<Reader<Box<dyn BufRead>>, Unread> {
-        Ok(ReaderBuilder::new().delimiter(separator).from_reader(text::open(path, compression)?))
+    let open = || -> Result<Reader<RowBytes>, Unread> {
+        let bytes = RowBytes { bytes: text::open(path, compression)?, left: MAX_LINE_BYTES };
+        Ok(ReaderBuilder::new().delimiter(separator).from_reader(bytes))
     };
     let mut reader = open()?;
     let mut columns = columns(&reader.headers().map_err(csv_error)?.clone())?;
@@ -40,12 +43,32 @@ pub(super) fn rows(path: &Path, compression: Compression, separator: u8, sink: &
     })
 }
 
-fn for_each_record<R: Read>(
-    reader: &mut Reader<R>,
+/// The bytes of a file, up to a limit for each row: a quote that nothing closes takes all that follows.
+struct RowBytes {
+    bytes: Box<dyn BufRead>,
+    left: usize,
+}
+
+impl Read for RowBytes {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            let detail = format!("a row has more than {MAX_LINE_BYTES} bytes, the most that a row may have");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
+        }
+        let len = into.len().min(self.left);
+        let read = self.bytes.read(&mut into[..len])?;
+        self.left -= read;
+        Ok(read)
+    }
+}
+
+fn for_each_record(
+    reader: &mut Reader<RowBytes>,
     mut take: impl FnMut(usize, &StringRecord) -> bool,
 ) -> Result<(), Unread> {
     let mut record = StringRecord::new();
     while reader.read_record(&mut record).map_err(csv_error)? {
+        reader.get_mut().left = MAX_LINE_BYTES;
         let line = record.position().map_or(0, |place| place.line() as usize);
         if !take(line, &record) {
             break;
@@ -55,11 +78,11 @@ fn for_each_record<R: Read>(
 }
 
 fn columns(names: &StringRecord) -> Result<Vec<Column>, Unread> {
-    let mut columns: Vec<Column> = Vec::new();
+    let (mut columns, mut known) = (Vec::new(), HashSet::new());
     for (at, name) in names.iter().enumerate() {
         // pandas' name of the index that it writes
         let name = if name.is_empty() { format!("Unnamed: {at}") } else { name.to_owned() };
-        if columns.iter().any(|column| column.name == name) {
+        if !known.insert(name.clone()) {
             return Err(Unread::Refused(format!("line 1: two columns are named `{name}`; rename one")));
         }
         columns.push(Column { name, numbers: true, booleans: true });

@@ -6,9 +6,23 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::task::error::{RowLocation, Unit};
+use firebrick_backends::allocation_limit::AllocationLimit;
+use firebrick_spec::file::MAX_LINE_BYTES;
 
-/// Assumed bytes of a row of a binary file, whose text is not known yet.
-const UNKNOWN_BYTES: usize = 512;
+/// What the values of a row may take.
+pub(super) const ROW_LIMIT: AllocationLimit = AllocationLimit::total(4 * MAX_LINE_BYTES);
+
+/// Bytes of a row beside its text.
+const ROW_BYTES: usize = 64;
+
+/// Reason to stop reading a file that expands to more than [`expanded`].
+pub(super) const TOO_MUCH: &str =
+    "it expands to more than 500 times its size, as no dataset does; is it made to exhaust memory?";
+
+/// Most bytes of all rows of a file with `bytes`.
+pub(super) fn expanded(bytes: u64) -> u64 {
+    bytes.saturating_mul(500).max(64 << 20)
+}
 
 /// Receives a row; breaks if no more are wanted.
 pub(super) type Sink<'a> = dyn FnMut(Raw) -> ControlFlow<()> + 'a;
@@ -57,11 +71,11 @@ impl Raw {
         Self { number, unit, content: RawContent::Fields(fields) }
     }
 
-    /// Approximate bytes of its text.
+    /// Approximate bytes.
     pub fn bytes(&self) -> usize {
         match &self.content {
-            RawContent::Text { text, .. } => text.len(),
-            RawContent::Fields(_) => UNKNOWN_BYTES,
+            RawContent::Text { text, .. } => ROW_BYTES + text.len(),
+            RawContent::Fields(fields) => ROW_BYTES + bytes_of_fields(fields),
         }
     }
 
@@ -69,4 +83,18 @@ impl Raw {
     pub fn place(&self, path: &Path) -> RowLocation {
         RowLocation { path: path.to_owned(), line: self.number, unit: self.unit }
     }
+}
+
+fn bytes_of_fields(fields: &Map<String, Value>) -> usize {
+    fields.iter().map(|(name, value)| name.len() + bytes_of(value)).sum()
+}
+
+fn bytes_of(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(list) => list.iter().map(bytes_of).sum(),
+            Value::Object(fields) => bytes_of_fields(fields),
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
 }

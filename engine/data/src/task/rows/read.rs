@@ -8,13 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use firebrick_backends::allocation_limit::{AllocationLimit, limited};
 use firebrick_backends::device::panic_message;
+use firebrick_spec::heartbeat::beat;
 use firebrick_spec::json;
 use rayon::prelude::*;
 use serde_json::Value;
 
 use super::format::{self, Compression, FIRST_BYTES, Layout, format_of};
-use super::raw::{Raw, RawContent, Sink, Unread};
+use super::raw::{ROW_LIMIT, Raw, RawContent, Sink, TOO_MUCH, Unread, expanded};
 use super::{arrow, csv, parquet, text};
 use crate::task::error::{RowLocation, Unit};
 use crate::task::template::Row;
@@ -24,6 +26,9 @@ use crate::task::{Fields, TaskError};
 const BLOCK_ROWS: usize = 256;
 /// Bytes of a block's text after which it takes no more rows.
 const BLOCK_BYTES: usize = 128 << 10;
+
+/// Bytes of rows that are sent at a time.
+const BATCH_BYTES: usize = 8 << 20;
 
 /// Consecutive checked rows of a file.
 pub(super) struct Block {
@@ -78,16 +83,22 @@ pub(super) fn read_blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<
 fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>) {
     let mut batch = Batch::default();
     let mut left = limit;
+    let size = path.metadata().map_or(0, |about| about.len());
+    let most = expanded(size);
+    let mut total = 0;
     let mut sink = |raw: Raw| {
-        if left == 0 {
+        if left == 0 || total > most {
             return ControlFlow::Break(());
         }
         left -= 1;
+        total += raw.bytes() as u64;
         batch.push(raw);
-        if batch.blocks.len() > at_a_time {
+        if batch.blocks.len() > at_a_time || batch.held > BATCH_BYTES {
             // the last one is incomplete
-            let begun = batch.blocks.split_off(at_a_time);
-            let full = std::mem::replace(&mut batch.blocks, begun);
+            let begun = batch.blocks.pop();
+            beat();
+            let full = std::mem::replace(&mut batch.blocks, begun.into_iter().collect());
+            batch.held = batch.bytes;
             if sender.send(Ok(full)).is_err() {
                 return ControlFlow::Break(());
             }
@@ -95,13 +106,23 @@ fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>)
         ControlFlow::Continue(())
     };
     // the readers of binary files panic on some damaged files
-    let read = catch_unwind(AssertUnwindSafe(|| read(path, &mut sink)));
-    let read = read.unwrap_or_else(|panic| Err(Unread::Damaged(panic_message(panic.as_ref()))));
+    let work = || catch_unwind(AssertUnwindSafe(|| read(path, &mut sink)));
+    let read = limited(reader_limit(size), &format!("reading {}", path.display()), work);
+    let mut read = read.unwrap_or_else(|panic| Err(Unread::Damaged(panic_message(panic.as_ref()))));
+    if total > most {
+        read = Err(Unread::Refused(TOO_MUCH.into()));
+    }
     // a receiver that is gone has its own error
     let _ = sender.send(Ok(std::mem::take(&mut batch.blocks)));
     if let Err(why) = read {
         let _ = sender.send(Err((batch.rows, why)));
     }
+}
+
+/// Limit of a reader's allocations for a file of `size` bytes: of pages, batches and what headers claim.
+fn reader_limit(size: u64) -> AllocationLimit {
+    let page = usize::try_from(size.saturating_mul(20)).unwrap_or(usize::MAX);
+    AllocationLimit::largest(page.clamp(96 << 20, 2 << 30))
 }
 
 /// Sends every row of a file to `sink`.
@@ -125,6 +146,8 @@ struct Batch {
     blocks: Vec<Vec<Raw>>,
     /// Bytes of the last one.
     bytes: usize,
+    /// Bytes of all.
+    held: usize,
     rows: usize,
 }
 
@@ -132,6 +155,7 @@ impl Batch {
     fn push(&mut self, raw: Raw) {
         self.rows += 1;
         let bytes = raw.bytes();
+        self.held += bytes;
         match self.blocks.last_mut() {
             Some(last) if last.len() < BLOCK_ROWS && self.bytes + bytes <= BLOCK_BYTES => {
                 self.bytes += bytes;
@@ -192,7 +216,8 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
 /// One line as fields.
 pub(super) fn parse(line: &[u8], place: &RowLocation) -> Result<Fields, TaskError> {
     // without the line break, so that an early end is on this line
-    let found = match json::parse(line.trim_ascii_end()) {
+    let read = || json::parse(line.trim_ascii_end());
+    let found = match limited(ROW_LIMIT, &format!("reading {place}"), read) {
         Ok(Value::Object(fields)) => return Ok(fields.into()),
         Ok(Value::Array(_)) if place.unit == Unit::Line => {
             "a list; a file that is one JSON list has to be called .json".to_owned()

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use firebrick_spec::file::{MAX_TEXT_BYTES, inside, read as read_file};
 use serde_json::Value;
 
 /// Selects splits of a folder by their names.
@@ -29,7 +30,7 @@ fn split_files(folder: &Path, choose: &Choose<'_>) -> Result<Vec<PathBuf>, Strin
         .ok_or_else(|| format!("{SPLITS} has no list `splits` of names"))?;
     let mut files = Vec::new();
     for split in choose(&splits)? {
-        let folder = folder.join(split);
+        let folder = inside(folder, &split).map_err(|e| format!("{SPLITS}: {e}"))?;
         files.extend(state_files(&folder, &read(&folder, STATE)?)?);
     }
     Ok(files)
@@ -45,11 +46,12 @@ fn state_files(folder: &Path, state: &Value) -> Result<Vec<PathBuf>, String> {
              with a recent version of `datasets`"
         ));
     }
-    Ok(names.iter().map(|name| folder.join(name)).collect())
+    names.iter().map(|name| inside(folder, name).map_err(|e| format!("{STATE}: {e}"))).collect()
 }
 
 fn read(folder: &Path, name: &str) -> Result<Value, String> {
-    let text = std::fs::read(folder.join(name)).map_err(|e| format!("cannot read {name}: {e}"))?;
+    let path = inside(folder, name).and_then(|path| read_file(&path, MAX_TEXT_BYTES));
+    let text = path.map_err(|e| format!("cannot read {name}: {e}"))?;
     serde_json::from_slice(&text).map_err(|e| format!("{name} is not JSON: {e}"))
 }
 

@@ -1,11 +1,12 @@
 //! Rows of text files: JSON Lines and JSON lists, plain or compressed.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 use super::format::Compression;
-use super::raw::{Raw, Sink, Unread};
+use super::raw::{Raw, Sink, TOO_MUCH, Unread, expanded};
+use firebrick_spec::file::{MAX_LINE_BYTES, read_line};
 use flate2::read::MultiGzDecoder;
 
 /// Bytes of a read buffer.
@@ -17,12 +18,31 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// A file's bytes, decompressed.
 pub(super) fn open(path: &Path, compression: Compression) -> Result<Box<dyn BufRead>, Unread> {
     let file = File::open(path)?;
+    let left = expanded(file.metadata()?.len());
     let decompressed: Box<dyn Read> = match compression {
         Compression::None => Box::new(file),
-        Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER_BYTES, file))),
-        Compression::Zstd => Box::new(zstd::stream::read::Decoder::new(file)?),
+        Compression::Gzip => {
+            let decoder = MultiGzDecoder::new(BufReader::with_capacity(BUFFER_BYTES, file));
+            Box::new(Decompressed { decoder, left })
+        }
+        Compression::Zstd => Box::new(Decompressed { decoder: zstd::stream::read::Decoder::new(file)?, left }),
     };
     Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decompressed)))
+}
+
+/// A decompressor, up to a number of bytes.
+struct Decompressed<R> {
+    decoder: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Decompressed<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.decoder.read(into)?;
+        let left = self.left.checked_sub(read as u64);
+        self.left = left.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, TOO_MUCH))?;
+        Ok(read)
+    }
 }
 
 /// Sends every line that is not blank to `sink`.
@@ -30,10 +50,10 @@ pub(super) fn lines(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<
     let (mut offset, mut number) = (0, 0);
     loop {
         let mut line = Vec::new();
-        let read = bytes.read_until(b'\n', &mut line)?;
-        if read == 0 {
+        if !read_line(&mut *bytes, &mut line)? {
             return Ok(());
         }
+        let read = line.len();
         number += 1;
         let start = if number == 1 && line.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         let blank = line[start..].iter().all(u8::is_ascii_whitespace);
@@ -77,6 +97,11 @@ pub(super) fn list(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<(
         }
         let (used, entry) = entries.take(chunk);
         bytes.consume(used);
+        if entries.text.len() > MAX_LINE_BYTES {
+            let number = entries.number + 1;
+            let detail = format!("row {number} has more than {MAX_LINE_BYTES} bytes, the most that a row may have");
+            return Err(Unread::Damaged(detail));
+        }
         if let Some(entry) = entry
             && sink(Raw::entry(entries.number, entry)).is_break()
         {

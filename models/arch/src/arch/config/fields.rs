@@ -4,6 +4,9 @@ use firebrick_spec::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// Bound of sizes, so that products of two fit 64 bits.
+const MAX_SIZE: u64 = 1 << 31;
+
 /// Reads typed fields of a JSON object, remembering where it came from for messages.
 pub(super) struct Fields<'a> {
     pub path: &'a Path,
@@ -26,7 +29,8 @@ impl Fields<'_> {
     }
 
     pub fn size(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a positive whole number", |v| v.as_u64().filter(|&n| n > 0).map(|n| n as usize))
+        let kind = "a positive whole number below 2^31";
+        self.typed(key, kind, |v| v.as_u64().filter(|n| (1..MAX_SIZE).contains(n)).map(|n| n as usize))
     }
 
     pub fn required(&self, key: &str) -> Result<usize> {

@@ -69,6 +69,14 @@ fn columns_of_csv_are_what_pandas_reads_and_numbers_stay_as_they_are_written() {
 }
 
 #[test]
+fn a_csv_file_of_very_many_columns_is_read_in_time_of_its_size() {
+    let commas = ",".repeat(200_000);
+    let folder = folder();
+    let file = write(folder.path(), "wide.csv", format!("{commas}\n{commas}\n").as_bytes());
+    assert_eq!(read(&file).expect("rows").get(0).expect("a row").fields.columns().count(), 200_001);
+}
+
+#[test]
 fn folders_of_save_to_disk_are_read_by_their_lists() {
     let read = |name: &str, setting| -> Vec<Value> {
         let files = RowFiles::from(fixture(name)).list(Path::new("."), setting).expect("files").concat();

@@ -1,0 +1,92 @@
+"""Fuzz targets of all parsers under libFuzzer, one after the other.
+
+    tests/campaigns/run fuzz [TARGET …] [--minutes 10]
+
+It needs Rust's stable toolchain and a C++ compiler. Each target starts from fuzz/seeds/TARGET, fixtures of the same format and what
+earlier runs found (fuzz/corpus/TARGET). A panic, an input that takes over 30 s or 2 GiB of memory is a failure, and its input is in
+fuzz/artifacts/TARGET: fix the parser and put the input, as short as possible, into fuzz/seeds/TARGET, which CI's tests read.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FUZZ = ROOT / "fuzz"
+# inputs of targets among fixtures and examples, besides fuzz/seeds
+FIXTURES = {
+    "adapter": ["tests/fixtures/train/*/adapter_config.json"],
+    "arch": ["tests/fixtures/models/*/config.json"],
+    "chat_template": ["tests/fixtures/chat_templates/*.jinja"],
+    "config": ["examples/*.yaml"],
+    "import_python": ["tests/fixtures/import/*/*.py"],
+    "import_shell": ["tests/fixtures/import/*/*.sh"],
+    "import_yaml": ["tests/fixtures/import/*/*.yaml", "tests/fixtures/import/*/*.json"],
+    "rows_arrow": ["tests/fixtures/rows/*.arrow", "tests/fixtures/rows/*.feather"],
+    "rows_csv": ["tests/fixtures/rows/*.?sv"],
+    "rows_json": ["tests/fixtures/rows/*.json*"],
+    "rows_parquet": ["tests/fixtures/rows/*.parquet"],
+    "tokenizer_config": ["tests/fixtures/models/*/tokenizer_config.json"],
+}
+# libFuzzer follows the branches of Firebrick's crates: other crates are built as usual
+COUNTERS = "-Cpasses=sancov-module --cfg fuzzing" + "".join(
+    f" -Cllvm-args=-sanitizer-coverage-{part}" for part in ("level=4", "inline-8bit-counters", "pc-table", "trace-compares")
+)
+LIMITS = ["-timeout=30", "-rss_limit_mb=2048", "-max_len=32768", "-print_final_stats=1"]
+
+
+def build(targets):
+    # the same dependencies; Cargo adds libFuzzer's
+    shutil.copy(ROOT / "Cargo.lock", FUZZ / "Cargo.lock")
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "fuzz"
+    wrapper = ROOT / "tests/campaigns/support/instrument"
+    added = {"INSTRUMENT": "firebrick.*|math-answer", "INSTRUMENT_FLAGS": COUNTERS}
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(folder), RUSTC_WRAPPER=str(wrapper), **added)
+    bins = [word for name in targets for word in ("--bin", name)]
+    subprocess.run(["cargo", "build", *bins], cwd=FUZZ, env=environment, check=True)
+    return folder / "debug"
+
+
+def run(program, name, seconds):
+    """True if the target met no failure."""
+    corpus, artifacts = FUZZ / "corpus" / name, FUZZ / "artifacts" / name
+    for folder in (corpus, artifacts):
+        folder.mkdir(parents=True, exist_ok=True)
+    # each input is a file: in memory, if the system has such a folder
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory() as given, tempfile.TemporaryDirectory(dir=memory) as temporary:
+        for pattern in FIXTURES.get(name, []):
+            for at, file in enumerate(sorted(ROOT.glob(pattern))):
+                shutil.copy(file, Path(given) / f"{at}-{file.name}")
+        folders = [str(corpus), given] + [str(FUZZ / "seeds" / name)]
+        command = [str(program / name), *LIMITS, f"-max_total_time={seconds}", f"-artifact_prefix={artifacts}/", *folders]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=dict(os.environ, TMPDIR=temporary))
+    units = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    print(f"{name}: {units[1] if units else '?'} inputs in {seconds / 60:g} minutes, exit code {done.returncode}", flush=True)
+    if done.returncode != 0:
+        print(done.stderr[-4000:], flush=True)
+    return done.returncode == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = sorted(path.stem for path in (FUZZ / "fuzz_targets").glob("*.rs"))
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(known)}")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes per target")
+    arguments = parser.parse_args()
+    targets = arguments.targets or known
+    unknown = set(targets) - set(known)
+    if unknown:
+        parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    program = build(targets)
+    results = [run(program, name, int(60 * arguments.minutes)) for name in targets]
+    print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
+    sys.exit(not all(results))
+
+
+main()
