@@ -77,7 +77,8 @@ pub fn inside(folder: &Path, name: &str) -> io::Result<PathBuf> {
     if is_below(name) && leads_below() {
         return Ok(path);
     }
-    let detail = "it is outside of its folder, from which no other file is read; copy the file into the folder";
+    let detail =
+        "a link or `..` leads out of the folder, and no file outside of it is read; copy the file into the folder";
     Err(io::Error::new(ErrorKind::InvalidInput, format!("{name}: {detail}")))
 }
 
