@@ -1,7 +1,9 @@
 //! Files of the host: memory-mapped reads, synced writes.
 
-use std::fs::File;
-use std::io::ErrorKind::{FileTooLarge, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+use std::fs::{self, File};
+use std::io::ErrorKind::{
+    AlreadyExists, FileTooLarge, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull,
+};
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -45,6 +47,17 @@ pub fn remedy(action: &str, error: &io::Error) -> &'static str {
     }
 }
 
+/// Creates a folder inside one that exists, unless it is there: the folder of a run that was moved is not created again.
+///
+/// # Errors
+/// The system's, where the folder cannot be created.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == AlreadyExists && path.is_dir() => Ok(()),
+        created => created,
+    }
+}
+
 /// Writes a file and waits until it is on disk (`fsync`).
 ///
 /// # Errors
@@ -53,4 +66,22 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_created_inside_one_that_exists_and_is_no_error_if_it_is_there() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("folder");
+        create_folder(&folder).unwrap();
+        create_folder(&folder).unwrap();
+        let gone = parent.path().join("moved");
+        assert_eq!(create_folder(&gone.join("folder")).unwrap_err().kind(), NotFound);
+        assert!(!gone.exists());
+        File::create(parent.path().join("file")).unwrap();
+        assert_eq!(create_folder(&parent.path().join("file")).unwrap_err().kind(), AlreadyExists);
+    }
 }

@@ -6,6 +6,7 @@ use crate::config::{CriticConfig, RunConfig};
 use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
 use burn::tensor::Device;
+use firebrick_backends::host::create_folder;
 use firebrick_models::checkpoint::{ExportOptions, WholeModel, export};
 use firebrick_models::decoder::RankShard;
 use firebrick_models::{Arch, Checkpoint, Decoder};
@@ -80,10 +81,12 @@ impl CriticSource {
     /// `Error::Io` if the folder cannot be created, `Error::Model` if weights cannot be written or read from the
     /// device.
     pub fn save(&self, critic: &dyn WholeModel, dir: &Path, options: ExportOptions) -> Result<()> {
-        let dir = dir.join(MODEL);
-        std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+        let model = dir.join(MODEL);
+        for dir in [dir, &model] {
+            create_folder(dir).map_err(Error::io("create", dir))?;
+        }
         let as_critic = self.checkpoint.clone().with_value_head();
-        Ok(export(critic, &as_critic, None, &dir, options)?)
+        Ok(export(critic, &as_critic, None, &model, options)?)
     }
 
     /// The critic, or a rank's part of it, from a folder written by [`save`](Self::save).

@@ -6,6 +6,7 @@ use crate::task::Task;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
+use firebrick_backends::host::create_folder;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, WholeModel, export, load_adapter, save_adapter};
 use firebrick_models::decoder::RankShard;
@@ -128,7 +129,7 @@ impl PolicySource {
     pub fn save(&self, policy: &dyn WholeModel, config: &RunConfig, step: &Path) -> Result<()> {
         let folder = |name: &str| {
             let dir = step.join(name);
-            std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+            create_folder(&dir).map_err(Error::io("create", &dir))?;
             Ok::<_, Error>(dir)
         };
         let whole = |dir: &Path| {

@@ -11,7 +11,7 @@ use crate::task::RunningStats;
 use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::Device;
-use firebrick_backends::host::write_synced;
+use firebrick_backends::host::{create_folder, write_synced};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::WholeModel;
@@ -106,7 +106,7 @@ impl TrainerState {
 /// # Errors
 /// `Error::Io` if a file cannot be written; `Error::Model` if the value head cannot be read from the device or written.
 pub fn save(dir: &Path, state: &TrainerState, model: &dyn WholeModel) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    create_folder(dir).map_err(Error::io("create", dir))?;
     let path = dir.join(STATE);
     let text = json(&TrainerState { checksums: true, ..state.clone() }).map_err(Error::io("write", &path))?;
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;

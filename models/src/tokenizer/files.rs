@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use firebrick_backends::host::write_synced;
+use firebrick_backends::host::{create_folder, write_synced};
 use firebrick_spec::file;
 
 /// The whole tokenizer: vocabulary, rules and added tokens.
@@ -68,7 +68,7 @@ impl Files {
     }
 
     pub(super) fn write(&self, dir: &Path) -> Result<()> {
-        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        create_folder(dir).map_err(Error::io("create", dir))?;
         for (name, bytes) in &self.0 {
             let path = dir.join(name);
             write_synced(&path, bytes).map_err(Error::io("write", path))?;

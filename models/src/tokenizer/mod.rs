@@ -373,8 +373,8 @@ impl Tokenizer {
         &self.template.kwargs
     }
 
-    /// Writes the tokenizer files of a Hugging Face checkpoint into `dir`, which is created if need
-    /// be: those it was read from byte for byte, or for a made tokenizer ones that transformers reads.
+    /// Writes the tokenizer files of a Hugging Face checkpoint into `dir`, which is created if its
+    /// parent exists: those it was read from byte for byte, or for a made tokenizer ones that transformers reads.
     ///
     /// # Errors
     /// [`Error::Io`] when the folder or a file cannot be written.

@@ -268,6 +268,9 @@ fn another_template_takes_the_place_of_the_own_one_and_is_saved() {
     tokenizer.save(saved.path()).unwrap();
     let again = Tokenizer::from_dir(saved.path()).unwrap();
     assert_eq!(again.render_chat(&hello(), true).unwrap(), "other\n!");
+    // the folder of a run that was moved is not created again
+    let gone = saved.path().join("gone");
+    assert!(tokenizer.save(&gone.join("model")).is_err() && !gone.exists());
 
     let error = with_template("own").with_chat_template("{% if %}", file).unwrap_err().to_string();
     assert!(error.contains("chat.jinja") && error.contains("not understood"), "{error}");
