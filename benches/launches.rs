@@ -1,8 +1,8 @@
 //! What the host does for a decoding step, and for a micro-batch of training: kernels launched, by name, and the time
 //! of a step.
 //!
-//! `cargo bench --bench launches -- --device cuda [--rows N] [--json FILE]`; `--small` for a processor or a software
-//! driver. The time is the host's own where the device is faster than it, or computes nothing (`tests/cuda` with
+//! `cargo bench --bench launches -- --device cuda [--rows N] [--model CONFIG.json] [--json FILE]`; `--small` for a
+//! processor or a software driver. The time is the host's own where the device is faster than it, or computes nothing (`tests/cuda` with
 //! `STAND_IN_SKIP_KERNELS=1`, or with NVRTC); elsewhere it is that of both. Of repeated runs the fastest counts: the
 //! others were disturbed.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -62,7 +62,7 @@ const CASES: [Case; 3] = [
 
 fn main() {
     allocator::as_in_the_program();
-    let mut options = Options::parse(&["--rows"]);
+    let mut options = Options::parse(&["--rows", "--model"]);
     let (device, info) = options.open();
     let half = info.dtypes.contains(&"bf16") && !options.small;
     let rows = match options.own("--rows").map(str::parse) {
@@ -71,7 +71,7 @@ fn main() {
         Some(Ok(rows)) if rows > 0 => rows,
         Some(_) => fail("--rows needs a number of sequences"),
     };
-    let decoder = Decoder::random(arch(options.small, half), 1, &device);
+    let decoder = Decoder::random(arch(&options, half), 1, &device);
     let layers = decoder.arch().num_layers;
     println!("{} ({}), {layers} layers, {rows} sequences, {}", info.name, info.device, decoder.arch().precision);
     let mut rows_of_figures = Vec::new();
@@ -125,9 +125,12 @@ fn main() {
     .write();
 }
 
-/// The shape of Qwen2.5-0.5B, or one that a software driver gets through in seconds.
-fn arch(small: bool, half: bool) -> Arch {
-    let config = if small {
+/// The shape of `--model`, of Qwen2.5-0.5B, or one that a software driver gets through in seconds.
+fn arch(options: &Options, half: bool) -> Arch {
+    let config = if let Some(path) = options.own("--model") {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|e| fail(&format!("{path}: {e}")));
+        serde_json::from_str(&text).unwrap_or_else(|e| fail(&format!("{path}: {e}")))
+    } else if options.small {
         json!({
             "model_type": "qwen2", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2
@@ -138,8 +141,9 @@ fn arch(small: bool, half: bool) -> Arch {
             "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": true
         })
     };
-    let Value::Object(config) = config else { unreachable!("an object") };
-    let mut arch = Arch::from_config(&config, Path::new("bench")).expect("a valid architecture");
+    let Value::Object(config) = config else { fail("--model: a JSON object with transformers' keys is wanted") };
+    let arch = Arch::from_config(&config, Path::new("bench"));
+    let mut arch = arch.unwrap_or_else(|error| fail(&error.to_string()));
     if half {
         arch.precision = Precision::Bf16;
     }

@@ -19,7 +19,7 @@ def write(folder: Path, report: dict) -> None:
     if step := stages.get("step 0.5B"):
         both = f"{torch}, transformers {report['peer'].get('transformers')}" if torch else ""
         write_step(folder, machine, both, step)
-    if cases := stages.get("rates", {}).get("cases"):
+    if cases := [case for stage in ("rates", "attention", "decode") for case in stages.get(stage, {}).get("cases", [])]:
         write_rates(folder, machine, torch, cases)
 
 
@@ -41,7 +41,7 @@ def write_step(folder: Path, machine: str, peer: str, step: dict) -> None:
         "grpo_step_on_gpu",
         "A GRPO step on a GPU",
         "benches/gpu/run --only step",
-        "A 0.5B model's shape in bf16, 64 prompts × 8 completions of 128 + 512 tokens, layers recomputed, after a warm-up step; "
+        "A 0.5B model's shape in bf16, 64 prompts × 8 completions of 128 + 512 tokens, layers recomputed where memory is short, after a warm-up step; "
         "ratios are speed-ups, and memory over the peer's.",
         ["figure", "Firebrick", "peer", "ratio"],
         rows,
@@ -67,7 +67,7 @@ def write_rates(folder: Path, machine: str, peer: str, cases: list[dict]) -> Non
             folder,
             "rates",
             "Rates of a GPU",
-            "benches/gpu/run --only rates",
+            "benches/gpu/run --only rates,attention,decode",
             "TFLOP/s in bf16 at shapes of 0.5B and 1.5B models; ratios are PyTorch's time over Firebrick's.",
             ["case", "Firebrick, least", "Firebrick, most", "PyTorch, least", "PyTorch, most", "ratio, least", "ratio, most"],
             rows,
@@ -108,6 +108,8 @@ def group(case: dict) -> str | None:
         return f"attention, {case['pass']}"
     if case["case"] != "product":
         return None
+    if " decode " in name:
+        return f"decoding, {rows:,} sequences"
     if name.startswith("square"):
         return f"matmul, {rows:,} cubed"
     if name.endswith("lm_head"):

@@ -2,10 +2,11 @@
 
     peer.py JOB.json --device cuda|cpu --dtype bf16|f32 --output FILE
 
-Sampling is `generate` with one static batch, attention by scaled_dot_product_attention. The update recomputes layers
-(gradient checkpointing), takes micro-batches of the same number of sequences as Firebrick's, the clipped loss over all tokens of
-the step, log-probs row by row as TRL takes them, clip by the global norm and AdamW. In bf16 the optimizer keeps f32 masters of
-the weights and gradients are added up in f32, as FSDP and DeepSpeed do it. A short warm-up does not count.
+Sampling is `generate` with one static batch, attention by scaled_dot_product_attention. The update keeps all activations, or
+recomputes layers (gradient checkpointing) where they do not fit. It takes micro-batches of as many sequences as Firebrick's at
+most, the clipped loss over all tokens of the step, log-probs row by row as TRL takes them, clip by the global norm and AdamW.
+In bf16 the optimizer keeps f32 masters of the weights and gradients are added up in f32, as FSDP and DeepSpeed do it. A short
+warm-up does not count.
 """
 
 import argparse
@@ -30,7 +31,6 @@ def build(arch: dict, dtype: torch.dtype, device: torch.device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         except TypeError:  # transformers before 4.56
             model = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, attn_implementation="sdpa")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 
@@ -54,6 +54,13 @@ class Optimizer:
             weight.grad = None
 
         return add
+
+    @torch.no_grad()
+    def drop_gradients(self) -> None:
+        for weight in self.weights:
+            weight.grad = None
+        for master in self.masters if self.half else []:
+            master.grad.zero_()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -170,10 +177,23 @@ def main() -> None:
         sequences = sample(model, prompts, new_tokens)
     found["sampling"] = clock.figures()
     write()
+    update = lambda: accumulate(model, sequences, advantages(sequences, n), new_tokens, micro)
+    recomputes = False
     with Clock(device) as clock:
-        accumulate(model, sequences, advantages(sequences, n), new_tokens, micro)
-        optimizer.step()
-    found["update"] = clock.figures()
+        try:
+            update()
+        except torch.OutOfMemoryError:
+            recomputes = True
+        else:
+            optimizer.step()
+    if recomputes:
+        optimizer.drop_gradients()
+        torch.cuda.empty_cache()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with Clock(device) as clock:
+            update()
+            optimizer.step()
+    found["update"] = clock.figures() | {"recomputes": recomputes}
     write()
 
 

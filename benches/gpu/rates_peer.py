@@ -6,10 +6,12 @@
 import argparse
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Seconds that each number is measured for.
 PATIENCE = 0.1
@@ -68,7 +70,18 @@ class Bench:
         return {"seconds": seconds, "tflops": 2 * rows * inner * outputs / seconds / 1e12}
 
     def attention(self, case: dict) -> dict:
-        dtype, count, length = DTYPES[case["dtype"]], case["sequences"], case["tokens"]
+        """By FlashAttention, and by cuDNN under `kernels`, where the device has them; by PyTorch's choice on a processor."""
+        lengths = case["lengths"]
+        if len(set(lengths)) > 1:
+            # packed sequences: PyTorch's operation takes no heads of groups there
+            return {}
+        if self.device.type == "cpu":
+            return self.attention_by(case, [])
+        found = {"flash": self.attention_by(case, [SDPBackend.FLASH_ATTENTION]), "cudnn": self.attention_by(case, [SDPBackend.CUDNN_ATTENTION])}
+        return found["flash"] | {"kernels": found}
+
+    def attention_by(self, case: dict, backends: list) -> dict:
+        dtype, count, length = DTYPES[case["dtype"]], len(case["lengths"]), case["lengths"][0]
         heads, dim = case["heads"], case["head_dim"]
         backward = case["pass"] == "backward"
         make = lambda h: self.random(count, h, length, dim, dtype=dtype).requires_grad_(backward)
@@ -76,14 +89,18 @@ class Bench:
         gradient = self.random(count, heads, length, dim, dtype=dtype)
 
         def forward() -> torch.Tensor:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            with sdpa_kernel(backends) if backends else nullcontext():
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
         def both() -> None:
             torch.autograd.grad(forward(), (q, k, v), gradient)
 
-        seconds = self.seconds(forward)
-        if backward:
-            seconds = max(self.seconds(both) - seconds, 1e-9)
+        try:
+            seconds = self.seconds(forward)
+            if backward:
+                seconds = max(self.seconds(both) - seconds, 1e-9)
+        except RuntimeError as error:
+            return {"error": str(error).splitlines()[0]}
         pairs = count * heads * length * (length + 1) / 2
         work = 4 * pairs * dim * (2.5 if backward else 1)
         return {"seconds": seconds, "tflops": work / seconds / 1e12}
@@ -131,7 +148,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     bench = Bench(torch.device(args.device))
-    results = ("seconds", "tflops", "bytes_per_second", "of_best_square", "error")
+    results = ("seconds", "tflops", "bytes_per_second", "of_best_square", "error", "kernels")
     with open(args.output, "w", encoding="utf-8") as output:
         for line in args.cases.read_text(encoding="utf-8").splitlines():
             case = {key: value for key, value in json.loads(line).items() if key not in results}

@@ -2,6 +2,8 @@
 
 import json
 import os
+import statistics
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +68,8 @@ class Context:
     python: str | None
     no_peer: str | None
     torch_device: str
+    # Folder of SmolLM2-135M-Instruct, if it is here.
+    model: Path | None
     folder: Path
 
     def program(self, name: str) -> Path:
@@ -156,16 +160,24 @@ def kernels(context: Context, limit: float) -> Result:
 
 
 def launches(context: Context, limit: float) -> Result:
-    """Kernels and the host's time of a decoding step, in each of its ways, and of a micro-batch."""
-    output = context.folder / "launches.jsonl"
-    done = context.ours("launches", ["--bench", "--device", context.device, "--json", output] + ["--small"] * context.small, limit, "launches")
-    found = [line for line in lines(output) if line["case"] in ("decoding step", "micro-batch")]
-    result = Result(figures={"launches": found})
-    for case in found:
-        what = f"{case['case']} {case.get('name', '')}".strip()
-        result.rows.append(Row(what, f"{case['kernels']:.0f} kernels, {case['seconds'] * 1e3:.3g} ms"))
-    if not done.ok or not found:
-        raise Failed(done.why(), result)
+    """Kernels and the host's time of a decoding step, in each of its ways, and of a micro-batch; captured steps of more sequences and
+    of a smaller model."""
+    result, problems = Result(figures={"launches": []}), []
+    for model, arch, rows in workload.decoded(context.small):
+        config, output = (context.folder / f"launches-{model}-{rows}{end}" for end in (".json", ".jsonl"))
+        config.write_text(json.dumps(arch), encoding="utf-8")
+        words = ["--bench", "--device", context.device, "--model", config, "--rows", rows, "--json", output]
+        done = context.ours("launches", words + ["--small"] * context.small, limit, f"launches-{model}-{rows}")
+        limit -= done.seconds
+        found = [line for line in lines(output) if line["case"] in ("decoding step", "micro-batch")]
+        for case in found:
+            result.figures["launches"].append(case | {"model": model})
+            what = f"{model}, {rows} sequences, {case['name']}" if "name" in case else f"{model}, {case['case']}"
+            result.rows.append(Row(what, f"{case['kernels']:.0f} kernels, {case['seconds'] * 1e3:.3g} ms"))
+        if not done.ok or not found:
+            problems.append(f"{model}, {rows} sequences: {done.why()}")
+    if problems:
+        raise Failed("; ".join(problems), result)
     return result
 
 
@@ -181,38 +193,42 @@ def criterion_cases(home: Path) -> list[dict]:
     return cases
 
 
-def rates(context: Context, limit: float) -> Result:
-    """Products, attention, copies and launches, and the same cases in PyTorch."""
-    output, peer_output = context.folder / "rates.jsonl", context.folder / "rates-peer.jsonl"
-    words = ["--device", context.device, "--json", output] + ["--small"] * context.small
-    # the peer knows no autotuning: a third of the time is plenty
-    done = context.ours("rates", words, limit * (2 / 3 if context.python else 1), "rates")
-    cases = lines(output)
-    problems = [] if done.ok else [done.why()]
-    if context.python and cases:
-        peer = context.peer("rates_peer.py", [output, "--output", peer_output], limit - done.seconds, "rates-peer")
-        if not peer.ok:
-            problems.append(f"PyTorch: {peer.why()}")
-    elif context.no_peer:
-        problems.append(context.no_peer)
-    results = ("seconds", "tflops", "bytes_per_second", "of_best_square", "error")
-    key = lambda case: json.dumps({k: v for k, v in case.items() if k not in results}, sort_keys=True)
-    theirs = {key(case): case for case in lines(peer_output)}
-    result = Result(figures={"cases": []})
-    for case in cases[1:]:
-        other = theirs.get(key(case), {})
-        result.figures["cases"].append(case | {"torch": {k: other[k] for k in results if k in other}})
-        if "error" in case:
-            problems.append(f"{named(case)}: {case['error']}")
-        result.rows.append(Row(named(case), rate(case), rate(other), over(other.get("seconds"), case.get("seconds"))))
-    if problems:
-        raise Failed("; ".join(problems), result)
-    return result
+def rates_of(*kinds: str):
+    """The stage of some kinds of cases of benches/rates, and the same cases in PyTorch."""
+
+    def stage(context: Context, limit: float) -> Result:
+        output, peer_output = (context.folder / f"{kinds[0]}{end}.jsonl" for end in ("", "-peer"))
+        words = ["--device", context.device, "--only", ",".join(kinds), "--json", output] + ["--small"] * context.small
+        # the peer knows no autotuning: a third of the time is plenty
+        done = context.ours("rates", words, limit * (2 / 3 if context.python else 1), kinds[0])
+        cases = lines(output)
+        problems = [] if done.ok else [done.why()]
+        if context.python and cases:
+            peer = context.peer("rates_peer.py", [output, "--output", peer_output], limit - done.seconds, f"{kinds[0]}-peer")
+            if not peer.ok:
+                problems.append(f"PyTorch: {peer.why()}")
+        elif context.no_peer:
+            problems.append(context.no_peer)
+        results = ("seconds", "tflops", "bytes_per_second", "of_best_square", "error", "kernels")
+        key = lambda case: json.dumps({k: v for k, v in case.items() if k not in results}, sort_keys=True)
+        theirs = {key(case): case for case in lines(peer_output)}
+        result = Result(figures={"cases": []})
+        for case in cases[1:]:
+            other = theirs.get(key(case), {})
+            result.figures["cases"].append(case | {"torch": {k: other[k] for k in results if k in other}})
+            if "error" in case:
+                problems.append(f"{named(case)}: {case['error']}")
+            result.rows.append(Row(named(case), rate(case), rate(other), over(other.get("seconds"), case.get("seconds"))))
+        if problems:
+            raise Failed("; ".join(problems), result)
+        return result
+
+    return stage
 
 
 def named(case: dict) -> str:
     """A case in a few words."""
-    extent = f"{case['rows']} rows" if "rows" in case else f"{case['tokens']} tokens" if "tokens" in case else ""
+    extent = f"{case['rows']} rows" if "rows" in case else case.get("batch", "")
     words = [case["case"], case.get("name", ""), case.get("dtype", ""), extent, case.get("pass", "")]
     return " ".join(word for word in words if word)
 
@@ -322,6 +338,7 @@ def step_theirs(context: Context, folder: Path, limit: float) -> tuple[dict, lis
         "wall_seconds": done.seconds,
         "peak_resident_bytes": done.peak_resident_bytes,
         "peak_driver_bytes": done.peak_driver_bytes,
+        "recomputes": bool(found["update"] and found["update"].get("recomputes")),
         "allocated_bytes": most("allocated_bytes"),
         "reserved_bytes": most("reserved_bytes"),
     }
@@ -339,7 +356,8 @@ def step_rows(sizes: dict, mine: dict, theirs: dict) -> list[Row]:
     rows = []
     for part, count in tokens.items():
         a, b = mine.get(part), theirs.get(part)
-        rows.append(Row(part, shown(count, a), shown(count, b), over(b, a)))
+        recomputes = " (layers recomputed)" if part == "update" and theirs.get("recomputes") else ""
+        rows.append(Row(part, shown(count, a), shown(count, b) + recomputes, over(b, a)))
     a, b = both(mine), both(theirs)
     note = "" if mine.get("warm", True) else " (first step, compiling included)"
     rows.append(Row("step" + note, f"{a:.2f} s" if a else "", f"{b:.2f} s" if b else "", over(b, a)))
@@ -353,6 +371,37 @@ def step_rows(sizes: dict, mine: dict, theirs: dict) -> list[Row]:
         if a or b:
             rows.append(Row(what, size(a), size(b), over(a, b)))
     return rows
+
+
+def real(context: Context, limit: float) -> Result:
+    """SmolLM2-135M-Instruct learns word problems: validation, the first steps beside later ones, sampler beside trainer."""
+    if not context.model:
+        raise Failed("no model: name the folder of SmolLM2-135M-Instruct with --model")
+    sys.path.append(str(ROOT / "tests/campaigns"))
+    import smollm2
+
+    folder = context.folder / "real"
+    folder.mkdir()
+    settings = smollm2.settings(folder, context.model.resolve(), folder / "run", context.device, smollm2.CURVE)
+    if context.small:
+        settings |= {"precision": "f32", "rollout": {"n": 2, "prompt_length": 128, "response_length": 8}}
+        settings["trainer"] = smollm2.CURVE["trainer"] | {"steps": 3, "train_batch_size": 2, "test_freq": 0}
+    (folder / "run.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    done = context.ours("firebrick", ["train", folder / "run.yaml", "--quiet"], limit, "real")
+    found = lines(folder / "run" / "metrics.jsonl")
+    steps = [line for line in found if "timing_s/step" in line]
+    result = Result(figures={"seconds": done.seconds, "metrics": found})
+    rewards = [(line["training/global_step"], line[smollm2.REWARD]) for line in found if smollm2.REWARD in line]
+    result.rows += [Row(f"validation after step {step}", f"{100 * reward:.1f} %") for step, reward in rewards]
+    if len(steps) > 2:
+        times = [line["timing_s/step"] for line in steps]
+        usual = statistics.median(times[2:])
+        result.rows += [Row(f"step {i + 1}", f"{times[i]:.2f} s, {times[i] / usual:.1f} x the later ones' median") for i in (0, 1, 2)]
+        drift = "training/rollout_probs_diff_max"
+        result.rows.append(Row("largest difference of sampler and trainer", f"{max(line.get(drift, 0.0) for line in steps):.2g}"))
+    if not done.ok or len(steps) < settings["trainer"]["steps"]:
+        raise Failed(f"{len(steps)} steps: {done.why()}", result)
+    return result
 
 
 def techniques(context: Context, limit: float) -> Result:

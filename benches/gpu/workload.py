@@ -30,6 +30,18 @@ SMALL_MODELS = {
         "num_attention_heads": 6,
     },
 }
+# SmolLM2-135M by its config.json: what a laptop's user trains first.
+SMOLLM2 = {
+    "model_type": "llama",
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
 # A GRPO step: prompts, completions of each, tokens of both, and sequences of a micro-batch.
 STEP = {"prompts": 64, "n": 8, "prompt_tokens": 128, "new_tokens": 512, "micro_batch": 16}
 SMALL_STEP = {"prompts": 4, "n": 4, "prompt_tokens": 24, "new_tokens": 24, "micro_batch": 8}
@@ -40,6 +52,13 @@ SMALL_UPDATE = {"sequences": 4, "length": 48}
 
 def models(small: bool) -> dict[str, dict]:
     return SMALL_MODELS if small else MODELS
+
+
+def decoded(small: bool) -> list[tuple[str, dict, int]]:
+    """Models and sequences of the decoding steps that are timed."""
+    if small:
+        return [("small", SMALL_MODELS["small"], 8)]
+    return [("0.5B", MODELS["0.5B"], rows) for rows in (64, 512)] + [("135M", SMOLLM2, 512)]
 
 
 def step(small: bool) -> dict[str, int]:
@@ -84,7 +103,7 @@ def write_prompts(path: Path, rows: list[list[int]]) -> None:
 
 
 def step_config(folder: Path, arch: dict, sizes: dict[str, int], device: str, precision: str, steps: int) -> dict:
-    """Firebrick's configuration of the step: layers computed again, old log-probs from the sampler."""
+    """Firebrick's configuration of the step: the planner's choice, old log-probs from the sampler."""
     tokens = sizes["prompt_tokens"] + sizes["new_tokens"]
     sequences = sizes["prompts"] * sizes["n"]
     return {
@@ -108,7 +127,7 @@ def step_config(folder: Path, arch: dict, sizes: dict[str, int], device: str, pr
             "max_num_batched_tokens": max(8192, sequences),
         },
         "memory": {
-            "gradient_checkpointing": True,
+            "budget": "auto",
             "train_tokens": sizes["micro_batch"] * tokens,
             "micro_batch_size": sizes["micro_batch"],
             "recover": False,

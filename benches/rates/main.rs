@@ -1,7 +1,8 @@
 //! How fast a device is at what decoders are made of: matrix products and attention at the shapes of Qwen2.5-0.5B and
 //! 1.5B, copies, launches. Products stand beside the best square one of the same run.
 //!
-//! `cargo bench --bench rates -- --device cuda [--json FILE]`; `--small` for a processor or a software driver.
+//! `cargo bench --bench rates -- --device cuda [--only KIND,KIND] [--json FILE]`, of `KINDS`; `--small` for a processor or
+//! a software driver.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod shapes;
@@ -16,16 +17,20 @@ use firebrick::backends::transfer::HostTensor;
 use firebrick::engine::batch::grouping;
 use firebrick::models::attention::{AttentionParams, Qkv, SequenceLayout, attend, attend_backward};
 use serde_json::{Value, json};
-use shapes::{FULL, LITTLE, Model, Pass, Product, products};
+use shapes::{FULL, LITTLE, Model, Pass, Product, decoded, lengths, products};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
-use support::Options;
+use support::{Options, fail};
 
 /// Each number is measured for about this long.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Queries scored at a time, as `memory.attention_rows` has it.
 const ATTENTION_ROWS: usize = 512;
+
+/// Kinds of cases: launches and copies, matmuls of training, matmuls of decoding, attention as models do it and in
+/// operations, attention over the batches that PyTorch's kernels are compared on.
+const KINDS: [&str; 5] = ["copies", "products", "decode", "operations", "attention"];
 
 /// A device under measurement.
 struct Bench {
@@ -34,7 +39,14 @@ struct Bench {
 }
 
 fn main() {
-    let options = Options::parse(&[]);
+    let options = Options::parse(&["--only"]);
+    let only: Vec<String> = options
+        .own("--only")
+        .map_or_else(|| KINDS.map(String::from).to_vec(), |kinds| kinds.split(',').map(String::from).collect());
+    if let Some(unknown) = only.iter().find(|kind| !KINDS.contains(&kind.as_str())) {
+        fail(&format!("--only {unknown} is no kind of case; there are {}", KINDS.join(", ")));
+    }
+    let wants = |kind: &str| only.iter().any(|wanted| wanted == kind);
     let (device, info) = options.open();
     let sizes = if options.small { &LITTLE } else { &FULL };
     let mut bench = Bench { device, options };
@@ -42,30 +54,50 @@ fn main() {
     bench.options.write(&json!({
         "case": "device", "device": info.device.to_string(), "name": info.name, "dtypes": info.dtypes
     }));
-    bench.launches();
-    bench.copies(sizes.copied);
+    if wants("copies") {
+        bench.launches();
+        bench.copies(sizes.copied);
+    }
     let types = [("bf16", DType::BF16), ("f32", DType::F32)];
-    let known = types.iter().filter(|(name, _)| info.dtypes.contains(name));
-    for &(name, dtype) in known {
-        let squares = sizes.squares.iter().map(|&side| Product {
-            name: format!("square {side}"),
-            rows: side,
-            inner: side,
-            outputs: side,
-            pass: Pass::Forward,
-        });
-        let best = squares.filter_map(|product| bench.product(&product, (name, dtype), None)).fold(0.0, f64::max);
-        for product in sizes.models.iter().flat_map(|model| products(model, sizes)) {
-            bench.product(&product, (name, dtype), Some(best));
+    let known: Vec<_> = types.into_iter().filter(|(name, _)| info.dtypes.contains(name)).collect();
+    for &(name, dtype) in &known {
+        if wants("products") {
+            let squares = sizes.squares.iter().map(|&side| Product {
+                name: format!("square {side}"),
+                rows: side,
+                inner: side,
+                outputs: side,
+                pass: Pass::Forward,
+            });
+            let best = squares.filter_map(|product| bench.product(&product, (name, dtype), None)).fold(0.0, f64::max);
+            for product in sizes.models.iter().flat_map(|model| products(model, sizes)) {
+                bench.product(&product, (name, dtype), Some(best));
+            }
         }
-        for model in sizes.models {
-            for &length in sizes.lengths {
-                let extent = (length, sizes.tokens / length);
-                bench.attention(model, extent, (name, dtype), true);
-                // on a GPU the choice between the two is made by what this measures
-                if !is_cpu(&bench.device) {
-                    bench.attention(model, extent, (name, dtype), false);
+        if wants("operations") {
+            for model in sizes.models {
+                for &length in sizes.lengths {
+                    let lengths = vec![length; sizes.tokens / length];
+                    bench.attention(model, &lengths, (name, dtype), true);
+                    // on a GPU the choice between the two is made by what this measures
+                    if !is_cpu(&bench.device) {
+                        bench.attention(model, &lengths, (name, dtype), false);
+                    }
                 }
+            }
+        }
+    }
+    // the type that a device trains and samples in
+    let first = known[0];
+    for model in sizes.models {
+        if wants("decode") {
+            for product in decoded(model, sizes) {
+                bench.product(&product, first, None);
+            }
+        }
+        if wants("attention") {
+            for &batch in sizes.batches {
+                bench.attention(model, &lengths(batch), first, true);
             }
         }
     }
@@ -80,7 +112,7 @@ impl Bench {
             line.extend(found);
         }
         self.options.write(&line);
-        let words = ["case", "name", "dtype", "rows", "pass", "tokens"];
+        let words = ["case", "name", "dtype", "rows", "pass", "batch"];
         let words = words.iter().filter_map(|key| match &line[*key] {
             Value::Null => None,
             Value::String(text) => Some(text.clone()),
@@ -145,7 +177,7 @@ impl Bench {
                 device,
                 || x.clone() + 1.0,
                 |x| {
-                    HostTensor::download_pinned(x).expect("a copy");
+                    HostTensor::download(x).expect("a copy");
                 },
             );
             rate(bytes, time)
@@ -179,28 +211,26 @@ impl Bench {
         })
     }
 
-    /// Causal attention of `sequences` of one length, and its gradient; only pairs that see each other count. As models
-    /// do it, or in tensor operations.
-    fn attention(
-        &mut self,
-        model: &Model,
-        (length, sequences): (usize, usize),
-        (name, dtype): (&str, DType),
-        as_models: bool,
-    ) {
+    /// Causal attention of sequences, and its gradient; only pairs that see each other count. As models do it, or in
+    /// tensor operations.
+    fn attention(&mut self, model: &Model, lengths: &[usize], (name, dtype): (&str, DType), as_models: bool) {
         let &Model { heads, kv_heads, head_dim, .. } = model;
         let case = if as_models { "attention" } else { "attention in operations" };
-        let pairs = (sequences * heads * length * (length + 1) / 2) as f64;
-        let work = 4.0 * pairs * head_dim as f64;
+        let pairs: usize = lengths.iter().map(|length| heads * length * (length + 1) / 2).sum();
+        let work = 4.0 * pairs as f64 * head_dim as f64;
+        let batch = match [lengths.iter().min(), lengths.iter().max()] {
+            [shortest, longest] if shortest == longest => format!("{} x {}", lengths.len(), lengths[0]),
+            _ => format!("{} of {} to {}", lengths.len(), lengths[0], lengths[lengths.len() - 1]),
+        };
         let line = |pass: &str| {
             json!({
-                "case": case, "name": model.name, "dtype": name, "pass": pass, "tokens": length,
-                "sequences": sequences, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
+                "case": case, "name": model.name, "dtype": name, "pass": pass, "batch": batch, "lengths": lengths,
+                "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
             })
         };
         let made = |device: &Device| {
             kernels::set_enabled(as_models);
-            let made = Attention::new(model, (length, sequences), dtype, device);
+            let made = Attention::new(model, lengths, dtype, device);
             kernels::set_enabled(true);
             made
         };
@@ -228,18 +258,17 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(model: &Model, (length, sequences): (usize, usize), dtype: DType, device: &Device) -> Self {
-        let tokens = length * sequences;
+    fn new(model: &Model, lengths: &[usize], dtype: DType, device: &Device) -> Self {
+        let tokens = lengths.iter().sum();
         let rows = |heads: usize| {
             random([tokens, heads * model.head_dim], dtype, device).reshape([tokens, heads, model.head_dim])
         };
-        let lengths = vec![length; sequences];
         let grouping = grouping(ATTENTION_ROWS, device);
         Self {
             qkv: Qkv { q: rows(model.heads), k: rows(model.kv_heads), v: rows(model.kv_heads), sinks: None },
             gradient: random([tokens, model.heads * model.head_dim], dtype, device),
             params: AttentionParams { scale: 1.0 / (model.head_dim as f64).sqrt(), softcap: None, window: None },
-            sequences: SequenceLayout::packed(&lengths, grouping, device).prepared(&[None], ATTENTION_ROWS, device),
+            sequences: SequenceLayout::packed(lengths, grouping, device).prepared(&[None], ATTENTION_ROWS, device),
         }
     }
 

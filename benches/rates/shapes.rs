@@ -34,9 +34,13 @@ pub struct Sizes {
     /// Rows of a product; the last of them in backward products too.
     pub rows: &'static [usize],
     pub head_rows: usize,
+    /// Sequences of a decoding step: rows of a layer's joined matrices.
+    pub decoded: &'static [usize],
     /// Tokens of a sequence, of which there are as many as make `tokens`.
     pub lengths: &'static [usize],
     pub tokens: usize,
+    /// Batches of attention: sequences, and tokens of the shortest and of the longest.
+    pub batches: &'static [[usize; 3]],
     /// Side of the square matrix that is copied.
     pub copied: usize,
 }
@@ -46,8 +50,10 @@ pub const FULL: Sizes = Sizes {
     squares: &[2048, 4096, 8192],
     rows: &[128, 512, 2048, 16_384],
     head_rows: 2048,
+    decoded: &[64, 128, 256, 512],
     lengths: &[512, 1024, 2048, 4096],
     tokens: 8192,
+    batches: &[[16, 640, 640], [32, 512, 512], [8, 2048, 2048], [4, 4096, 4096], [24, 100, 1200]],
     copied: 8192,
 };
 
@@ -56,8 +62,10 @@ pub const LITTLE: Sizes = Sizes {
     squares: &[128, 256],
     rows: &[64, 256],
     head_rows: 64,
+    decoded: &[8],
     lengths: &[64, 128],
     tokens: 256,
+    batches: &[[4, 48, 48], [5, 10, 60]],
     copied: 512,
 };
 
@@ -90,6 +98,34 @@ pub struct Product {
     pub inner: usize,
     pub outputs: usize,
     pub pass: Pass,
+}
+
+/// Lengths of a batch's sequences, evenly between the shortest and the longest.
+pub fn lengths([sequences, shortest, longest]: [usize; 3]) -> Vec<usize> {
+    let steps = (sequences - 1).max(1);
+    (0..sequences).map(|i| shortest + (longest - shortest) * i / steps).collect()
+}
+
+/// The products of a decoding step's layers, whose matrices are joined, and of the head.
+pub fn decoded(model: &Model, sizes: &Sizes) -> Vec<Product> {
+    let (queries, keys) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+    let matrices = [
+        ("qkv_proj", model.hidden, queries + 2 * keys),
+        ("o_proj", queries, model.hidden),
+        ("gate_up_proj", model.hidden, 2 * model.intermediate),
+        ("down_proj", model.intermediate, model.hidden),
+        ("lm_head", model.hidden, model.vocabulary),
+    ];
+    let of = |&rows: &usize| {
+        matrices.map(|(name, inner, outputs)| Product {
+            name: format!("{} decode {name}", model.name),
+            rows,
+            inner,
+            outputs,
+            pass: Pass::Forward,
+        })
+    };
+    sizes.decoded.iter().flat_map(of).collect()
 }
 
 /// The products of a decoder's layers and head.

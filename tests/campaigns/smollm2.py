@@ -207,13 +207,17 @@ def ten_steps(options, folder, model, chats, wanted):
         yield "the trained model is the one before"
 
 
+# settings of a whole curve on a GPU
+CURVE = {
+    "precision": "bf16",
+    "rollout": {"n": 8, "prompt_length": 128, "response_length": 96, "max_num_seqs": 512},
+    "trainer": {"steps": 60, "train_batch_size": 64, "seed": 1, "test_freq": 10, "save_freq": -1},
+}
+
+
 def curve(options, folder, model, device):
     """A whole curve on a GPU."""
-    lines = train(options, folder, model, "gpu", device, {
-        "precision": "bf16",
-        "rollout": {"n": 8, "prompt_length": 128, "response_length": 96, "max_num_seqs": 512},
-        "trainer": {"steps": 60, "train_batch_size": 64, "seed": 1, "test_freq": 10, "save_freq": -1},
-    })
+    lines = train(options, folder, model, "gpu", device, CURVE)
     rewards = [(line["training/global_step"], line[REWARD]) for line in lines if REWARD in line]
     print(f"      {device}: " + ", ".join(f"step {step} {100 * reward:.1f} %" for step, reward in rewards))
     gain = rewards[-1][1] - rewards[0][1]
