@@ -335,7 +335,7 @@ impl Decoder {
                     .clone()
                     .into_entries()
                     .map(|(key, value)| {
-                        let mut host = HostTensor::download_pinned(value)?;
+                        let mut host = HostTensor::download(value)?;
                         if key.layout.is_some() {
                             host = host.into_verbatim();
                         }

@@ -79,7 +79,7 @@ impl<'r> ActivationStack<'r> {
             group
                 .into_iter()
                 .map(|(input, here)| {
-                    let host = input.finish_pinned_matrix()?;
+                    let host = input.finish_matrix()?;
                     drop(here);
                     let hold = hold(&accounts, Home::Host, host.bytes());
                     Ok((host, hold))

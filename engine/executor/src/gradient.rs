@@ -39,7 +39,7 @@ impl Gradient {
     /// `Error::Device` where the copy fails.
     pub fn into_host(self) -> Result<HostTensor> {
         match self {
-            Self::Device(tensor) => Ok(HostTensor::download_pinned(tensor)?),
+            Self::Device(tensor) => Ok(HostTensor::download(tensor)?),
             Self::Host(host) => Ok(host),
         }
     }

@@ -179,7 +179,7 @@ impl Gradients {
             let accounts = Arc::clone(&self.accounts);
             return self.submit(runtime, move || {
                 let at: Vec<usize> = at.finish()?.iter::<i64>().map(|row| row as usize).collect();
-                let values = values.finish_pinned_matrix()?;
+                let values = values.finish_matrix()?;
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 let (sum, _) = slot.get_or_insert_with(|| {
                     let sum = values.zeros(shape);
@@ -216,7 +216,7 @@ impl Gradients {
             let accounts = Arc::clone(&self.accounts);
             let values = runtime.copier.download(tensor);
             self.submit(runtime, move || {
-                let values = values.finish_pinned_matrix()?;
+                let values = values.finish_matrix()?;
                 drop(on_device);
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 match slot.as_mut() {

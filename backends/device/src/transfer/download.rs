@@ -23,32 +23,10 @@ pub struct Download {
     /// Until it is waited for.
     reading: Option<Reading>,
     done: Option<Result<TensorData>>,
-    arrival: Arrival,
+    /// True if the data arrive in a buffer of the device, mapped to be read, and have to be copied out of it.
+    mapped: bool,
     /// True if the device writes to its destination until the copy was waited for, whoever has dropped it meanwhile.
     written_to: bool,
-}
-
-/// Memory that data arrive in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Arrival {
-    /// The result's own.
-    Own,
-    /// Pinned memory of the device's pool, which the device can copy from again.
-    Pinned,
-    /// A buffer of the device's, mapped to be read.
-    Mapped,
-}
-
-impl Arrival {
-    fn from(device: &Device) -> Self {
-        if is_cpu(device) {
-            Self::Own
-        } else if CopyStreams::new(device).is_some() {
-            Self::Pinned
-        } else {
-            Self::Mapped
-        }
-    }
 }
 
 impl std::fmt::Debug for Download {
@@ -75,49 +53,38 @@ impl Download {
     }
 
     fn in_queue(device: &Device, reading: impl Future<Output = Result<TensorData>> + Send + 'static) -> Self {
-        Self::start(Box::pin(reading), Arrival::from(device), false)
+        let mapped = !is_cpu(device) && CopyStreams::new(device).is_none();
+        Self::start(Box::pin(reading), mapped, false)
     }
 
     /// Starts a copy on a stream of its own.
     pub(super) fn beside_kernels(reading: Reading) -> Self {
-        Self::start(reading, Arrival::Pinned, true)
+        Self::start(reading, false, true)
     }
 
-    fn start(mut reading: Reading, arrival: Arrival, written_to: bool) -> Self {
+    fn start(mut reading: Reading, mapped: bool, written_to: bool) -> Self {
         let mut context = Context::from_waker(Waker::noop());
         let done = match reading.as_mut().poll(&mut context) {
             Poll::Ready(result) => Some(result),
             Poll::Pending => None,
         };
-        Self { reading: done.is_none().then_some(reading), done, arrival, written_to }
+        Self { reading: done.is_none().then_some(reading), done, mapped, written_to }
     }
 
-    /// Waits for the copy. The result owns its memory: it keeps none of the device's pools.
+    /// Waits for the copy. On CUDA the data stay in the pinned memory that they arrived in, which the device can copy from
+    /// again: fresh pages would take longer than the copy itself.
     ///
     /// # Errors
     /// `Error::OutOfMemory` where the device's memory ran out before, `Error::Transfer` where it reports another error
     /// or does not answer within ten minutes.
-    pub fn finish(self) -> Result<TensorData> {
-        self.arrive(|arrival| arrival == Arrival::Own)
-    }
-
-    /// Waits for the copy and leaves the data in pinned memory, where they arrived there: for what goes back to the
-    /// device.
-    ///
-    /// # Errors
-    /// As [`Self::finish`].
-    pub fn finish_pinned(self) -> Result<TensorData> {
-        self.arrive(|arrival| arrival != Arrival::Mapped)
-    }
-
-    fn arrive(mut self, keep: impl FnOnce(Arrival) -> bool) -> Result<TensorData> {
+    pub fn finish(mut self) -> Result<TensorData> {
         let _span = span("copy to host", 0.0);
         let data = match (self.done.take(), self.reading.take()) {
             (Some(result), _) => result,
             (None, Some(reading)) => drive(reading),
             (None, None) => unreachable!("a copy is waited for once"),
         }?;
-        Ok(if keep(self.arrival) { data } else { owned(&data) })
+        Ok(if self.mapped { owned(&data) } else { data })
     }
 
     /// Waits for a matrix; see [`Self::finish`].
@@ -126,14 +93,6 @@ impl Download {
     /// As [`Self::finish`].
     pub fn finish_matrix(self) -> Result<HostTensor> {
         self.finish().map(HostTensor::from_data)
-    }
-
-    /// Waits for a matrix; see [`Self::finish_pinned`].
-    ///
-    /// # Errors
-    /// As [`Self::finish`].
-    pub fn finish_pinned_matrix(self) -> Result<HostTensor> {
-        self.finish_pinned().map(HostTensor::from_data)
     }
 }
 
@@ -147,21 +106,13 @@ impl Drop for Download {
 }
 
 impl HostTensor {
-    /// Copies a matrix to the host. Waits until it is computed. The tensor is `[rows, columns]`.
+    /// Copies a matrix to the host, on CUDA into pinned memory. Waits until it is computed. The tensor is
+    /// `[rows, columns]`.
     ///
     /// # Errors
     /// If the device reports an error, or does not answer within ten minutes.
     pub fn download(tensor: Tensor<2>) -> Result<Self> {
         Download::matrix(tensor).finish_matrix()
-    }
-
-    /// [`HostTensor::download`] into pinned memory, where the backend can: for what goes back to the device. The tensor
-    /// is `[rows, columns]`.
-    ///
-    /// # Errors
-    /// As [`Self::download`].
-    pub fn download_pinned(tensor: Tensor<2>) -> Result<Self> {
-        Download::matrix(tensor).finish_pinned_matrix()
     }
 }
 
@@ -210,11 +161,9 @@ mod tests {
         let device = Device::flex();
         let values = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let there = HostTensor::from_values(values.clone(), [2, 3]).upload(&device);
-        for download in [HostTensor::download, HostTensor::download_pinned] {
-            let back = download(there.clone()).unwrap();
-            assert_eq!(back.dims(), [2, 3]);
-            assert_eq!(back.to_f32(), values);
-            assert_eq!(back.bytes(), 24);
-        }
+        let back = HostTensor::download(there).unwrap();
+        assert_eq!(back.dims(), [2, 3]);
+        assert_eq!(back.to_f32(), values);
+        assert_eq!(back.bytes(), 24);
     }
 }

@@ -393,7 +393,7 @@ impl Ahead {
                 Some(Gradient::Host(host)) => Pending::Done(Ok(host)),
                 Some(Gradient::Device(tensor)) => {
                     let values = runtime.copier.download(tensor);
-                    runtime.copier.run(move || values.finish_pinned_matrix())
+                    runtime.copier.run(move || values.finish_matrix())
                 }
             };
             self.copies.insert(index, copy);

@@ -100,7 +100,7 @@ impl DeviceMoment {
     pub fn parked(&self) -> Result<Option<Self>> {
         Ok(match self {
             Self::Float(value) => {
-                let values = Download::matrix(value.clone()).finish_pinned()?;
+                let values = Download::matrix(value.clone()).finish()?;
                 Some(Self::ParkedFloat(values))
             }
             Self::Block8(blocks) => Some(Self::ParkedBlock8(blocks.download()?, blocks.dims())),

@@ -137,7 +137,7 @@ impl ParamState {
         let mut weights = match (value, self.master.take()) {
             (_, Some((master, _))) => master.into_host()?,
             (Param::Host(weight), None) => weight.widened(),
-            (Param::Device(tensor), None) => HostTensor::download_pinned(tensor)?.widened(),
+            (Param::Device(tensor), None) => HostTensor::download(tensor)?.widened(),
         };
         let wide = matches!(weights.values(), HostValues::F64(_));
         self.reserve(wide, device, accounts)?;
@@ -196,7 +196,7 @@ impl ParamState {
             value
         };
         Ok(match home {
-            Home::Host => Param::Host(HostTensor::download_pinned(fresh)?),
+            Home::Host => Param::Host(HostTensor::download(fresh)?),
             Home::Device => Param::Device(fresh),
         })
     }
@@ -256,7 +256,7 @@ impl ParamState {
     fn keep_master(&mut self, value: Tensor<2>, accounts: &Arc<Accounts>) -> Result<()> {
         self.master = Some(match self.idle {
             Home::Device => Master::on_device(value, accounts),
-            Home::Host => Master::new(HostTensor::download_pinned(value)?, accounts),
+            Home::Host => Master::new(HostTensor::download(value)?, accounts),
         });
         Ok(())
     }

@@ -28,7 +28,7 @@ impl Master {
 
     pub fn into_host(self) -> Result<HostTensor> {
         match self {
-            Self::Device(tensor) => Ok(HostTensor::download_pinned(tensor)?),
+            Self::Device(tensor) => Ok(HostTensor::download(tensor)?),
             Self::Host(weight) => Ok(weight),
         }
     }
