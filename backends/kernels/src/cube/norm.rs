@@ -19,6 +19,11 @@ pub(crate) fn rms_norm_add(base: Tensor<2>, x: Tensor<2>, w: &Tensor<2>, eps: f6
     run(NormAdd(Norm::new(w, eps, offset)), inputs)
 }
 
+/// See [`crate::rms_norm_residual`].
+pub(crate) fn rms_norm_residual(x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
+    run_several(NormResidual(Norm::new(w, eps, offset)), [x, w.clone()].map(autodiff::input))
+}
+
 #[derive(Clone, Debug)]
 struct Norm {
     eps: f64,
@@ -30,6 +35,10 @@ struct Norm {
 /// A norm added to a residual.
 #[derive(Clone, Debug)]
 struct NormAdd(Norm);
+
+/// A norm beside the residual that it is of.
+#[derive(Clone, Debug)]
+struct NormResidual(Norm);
 
 /// The scalars of a norm over `rows` of `n` elements.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -68,7 +77,7 @@ impl Kernel<Cube, 3> for NormAdd {
         if !(x || w) {
             return [d_base, None, None];
         }
-        let [d_x, d_w] = self.0.backward(saved, gradient, [x, w]);
+        let [d_x, d_w] = self.0.gradients(saved, gradient, None, [x, w]);
         [d_base, d_x, d_w]
     }
 }
@@ -87,14 +96,52 @@ impl Kernel<Cube, 2> for Norm {
         (y, inputs)
     }
 
-    fn backward(&self, [x, w]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
+    fn backward(&self, saved: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
+        self.gradients(saved, gradient, None, wanted)
+    }
+}
+
+impl KernelOfSeveral<Cube, 2, 2> for NormResidual {
+    const NAME: &str = "norm";
+    type Saved = [CubeTensor; 2];
+
+    fn forward(&self, inputs: [CubeTensor; 2]) -> ([CubeTensor; 2], Self::Saved) {
+        let x = inputs[0].clone();
+        let (y, saved) = self.0.forward(inputs);
+        ([y, x], saved)
+    }
+
+    fn backward(
+        &self,
+        saved: Self::Saved,
+        [gradient, residual]: [Option<CubeTensor>; 2],
+        wanted: [bool; 2],
+    ) -> [Option<CubeTensor>; 2] {
+        match gradient {
+            Some(gradient) => self.0.gradients(saved, gradient, residual, wanted),
+            None => [residual, None],
+        }
+    }
+}
+
+impl Norm {
+    /// Gradients of `x` and `w`, given that of the norm, and one that is added to that of `x`.
+    fn gradients(
+        &self,
+        [x, w]: [CubeTensor; 2],
+        gradient: CubeTensor,
+        residual: Option<CubeTensor>,
+        wanted: [bool; 2],
+    ) -> [Option<CubeTensor>; 2] {
         let [rows, n] = dims(&x);
         let reciprocals = empty(&x, [rows], DType::F32);
         let grid = RowGrid::new(n);
         // the weight's gradient reads the incoming gradient again
         let (dx, in_place) = if wanted[1] { (empty(&x, [rows, n], x.dtype), false) } else { reuse_or_alloc(&gradient) };
         let (cubes, shape, out) = (grid.cubes([&x], rows), self.shape([rows, n]), output_arg(&dx, in_place, 2));
-        launch!(input_gradient, cubes, [&x, &w, &gradient, out, &reciprocals], shape, grid, elem(&x));
+        // a buffer has to be bound where nothing is added
+        let (added, adds) = (residual.as_ref().unwrap_or(&x), residual.is_some());
+        launch!(input_gradient, cubes, [&x, &w, &gradient, added, out, &reciprocals], shape, adds, grid, elem(&x));
         let dw = || {
             let terms = NormTermsLaunch::new(buffer(&x), buffer(&gradient), buffer(&reciprocals));
             column_sums::<NormTerms<X>>(&x, terms, [elem(&x); 2], [rows, n], BLOCK, (dims(&w), x.dtype), self.leaf)
@@ -174,15 +221,17 @@ fn normalise<F: Float>(
     }
 }
 
-/// With r = 1 / rms and ĝ = g · w: dx = r (ĝ − x r² mean(ĝ x)). Also keeps r.
+/// With r = 1 / rms and ĝ = g · w: dx = r (ĝ − x r² mean(ĝ x)), plus `added` where it `adds`. Also keeps r.
 #[cube(launch, address_type = "dynamic")]
 fn input_gradient<F: Float>(
     x: &[F],
     w: &[F],
     g: &[F],
+    added: &[F],
     dx: &mut [F],
     reciprocals: &mut [f32],
     shape: NormShape,
+    #[comptime] adds: bool,
     #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -211,7 +260,12 @@ fn input_gradient<F: Float>(
         while i < shape.n {
             let value = f32::cast_from(x[first + i]);
             let weighted = f32::cast_from(g[first + i]) * (f32::cast_from(w[i]) + shape.offset);
-            dx[first + i] = F::cast_from(r * (weighted - value * pull));
+            let own = r * (weighted - value * pull);
+            if adds {
+                dx[first + i] = F::cast_from(own + f32::cast_from(added[first + i]));
+            } else {
+                dx[first + i] = F::cast_from(own);
+            }
             i += comptime!(grid.units);
         }
         if UNIT_POS_X == 0 {

@@ -19,6 +19,13 @@ operations! {
         }
     }
 
+    /// [`rms_norm`] of `x`, `[rows, n]`, and `x` for the residual connection around what is normed: the kernel adds both
+    /// gradients of `x` as it computes the norm's.
+    pub fn rms_norm_residual(x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
+        cube: norm if alike(Operation::Norm, &[&x, w]);
+        else { [rms_norm(&x, w, eps, offset), x] }
+    }
+
     /// [`rms_norm`] added to `base`, `[rows, n]`; in place where `base` is not shared.
     pub fn rms_norm_add(base: Tensor<2>, x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
         cube: norm if alike(Operation::Norm, &[&base, &x, w]);
