@@ -16,13 +16,13 @@ on_gpus!(
 );
 
 /// A function of two rows of numbers with its gradients, given that of the result.
-struct Expected {
-    y: Vec<f64>,
+pub(super) struct Expected {
+    pub y: Vec<f64>,
     d_first: Vec<f64>,
     d_second: Vec<f64>,
 }
 
-fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
+pub(super) fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
     let n = w.len();
     let mut all = Expected { y: Vec::new(), d_first: Vec::new(), d_second: vec![0.0; n] };
     for (x, g) in x.chunks(n).zip(g.chunks(n)) {
@@ -163,7 +163,7 @@ fn norm_and_its_gradients_are_their_formulas(device: &Device) {
     }
 }
 
-fn gated(gate: Activation, x: f64) -> (f64, f64) {
+pub(super) fn gated(gate: Activation, x: f64) -> (f64, f64) {
     match gate {
         Activation::Silu => {
             let s = 1.0 / (1.0 + (-x).exp());

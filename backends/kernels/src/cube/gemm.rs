@@ -4,9 +4,10 @@
 //! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`).
 
 use super::column_sums::{sum_rows, sum_rows_into};
-use super::cuda::{CudaSource, PTX, compute_capability, element_types, fingerprint, launch_cuda};
+use super::cuda::{CudaSource, GATE, PTX, compute_capability, element_types, fingerprint, gate_constant, launch_cuda};
 use super::prelude::*;
 use cubecl::ir::attributes::BufferIOAttr;
+use firebrick_spec::Activation;
 use std::sync::LazyLock;
 
 const TILE: &str = include_str!("gemm/tile.cuh");
@@ -96,6 +97,8 @@ enum Epilogue {
     Sums,
     /// Added to sums in f32.
     Added,
+    /// The gate of an MLP, of columns that take turns by eight.
+    Gated(Activation),
 }
 
 impl CudaSource for Variant {
@@ -111,7 +114,11 @@ impl CudaSource for Variant {
     }
 
     fn source(&self) -> String {
-        let out = if self.epilogue == Epilogue::Rounded { "Element" } else { "float" };
+        let (activation, gated) = match self.epilogue {
+            Epilogue::Gated(activation) => (activation, true),
+            _ => (Activation::Silu, false),
+        };
+        let out = if gated || self.epilogue == Epilogue::Rounded { "Element" } else { "float" };
         let adds = self.epilogue == Epilogue::Added;
         let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
         // stages that fill 48 KiB, and blocks of a multiprocessor
@@ -127,13 +134,13 @@ impl CudaSource for Variant {
              #define WARPGROUPS {warpgroups}\n\
              static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks};\n\
              static const int STAGES = {stages};\n\
-             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, ADDS = {adds};\n"
+             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, ADDS = {adds}, GATED = {gated};\n"
         );
         let sums = match self.instructions {
             Instructions::Mma => MMA,
             Instructions::Wgmma => WGMMA,
         };
-        [&element_types(self.dtype), &head, PTX, TILE, sums, GEMM].concat()
+        [&element_types(self.dtype), &head, PTX, &gate_constant(activation), GATE, TILE, sums, GEMM].concat()
     }
 
     fn fingerprint() -> u64 {
@@ -159,6 +166,16 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
         return Some(out);
     }
     Some(sum_rows(product.partial_sums(), product.shape(), a.dtype))
+}
+
+/// The gate of an MLP, `[rows, n]`, of `a · b`, whose 2 n columns take turns by eight: first of the gate, then of what
+/// it opens for. `None` where the kernel does not take the matrices, or their inputs are divided.
+pub(super) fn gated_product(a: &CubeTensor, b: &CubeTensor, activation: Activation) -> Option<CubeTensor> {
+    let product = Product::of(a, b).filter(|product| product.parts == 1)?;
+    let [rows, columns] = product.shape();
+    let out = empty(a, [rows, columns / 2], a.dtype);
+    product.launch(Epilogue::Gated(activation), &out);
+    Some(out)
 }
 
 /// A product of two matrices and how a kernel computes it.

@@ -20,7 +20,7 @@ use std::ops::Range;
 
 /// Rows up to which a product is made by planes that divide the inputs, where tiles would have few rows. On an H200
 /// that kernel takes 70 µs for 128 rows of 1,536 inputs and 8,960 outputs, and tiles 18 µs for 128 of 896 and 9,728.
-const MAX_SKINNY_ROWS: usize = 64;
+pub(super) const MAX_SKINNY_ROWS: usize = 64;
 
 /// Rows from which a plane of tensor cores computes several rows of tiles: up to 4.7 times as fast on an H200 and never
 /// slower, while with 64 rows it takes 1.7 times as long (`--bench products`).
@@ -136,7 +136,7 @@ impl Kernel<Cube, 2> for Linear {
 }
 
 /// `x · Wᵀ`.
-fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
+pub(super) fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     let [rows, _] = dims(x);
     let many = (rows > MAX_SKINNY_ROWS).then(|| gemm::product(x, &swapped(w.clone())));
     if let Some(out) = many.flatten() {
@@ -149,7 +149,7 @@ fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
 }
 
 /// A matrix the other way round, in the same memory.
-fn swapped(mut matrix: CubeTensor) -> CubeTensor {
+pub(super) fn swapped(mut matrix: CubeTensor) -> CubeTensor {
     matrix.meta.swap(0, 1);
     matrix
 }

@@ -3,7 +3,8 @@
  * A block of threads computes a tile of TILE_M × TILE_N numbers. Copies from global memory run STAGES - 1 tiles of 32 inputs ahead; what
  * lies beyond a matrix is zero. The blocks of `group` rows of tiles are neighbours, so that they find each other's columns in the level-2
  * cache. Where there are few tiles, the inputs are divided among several blocks, each with sums of its own (`part` inputs each). With ADDS
- * the sums, in f32, are added to what is in `out`.
+ * the sums, in f32, are added to what is in `out`. With GATED, eight columns of a gate lie before the eight that they open, and `out` has
+ * what comes through.
  *
  * The launcher writes in front of this, of tile.cuh and of mma.cuh or wgmma.cuh what they are compiled for.
  */
@@ -71,10 +72,16 @@ gemm(Element const* __restrict__ a, Element const* __restrict__ b, Out* __restri
 			if (row >= info.m)
 				continue;
 #pragma unroll
-			for (u32 j = 0; j < sums.COLUMNS; j++) {
+			for (u32 j = 0; j < sums.COLUMNS; j += GATED ? 2 : 1) {
 				const u64 column = first_column + sums.column + j * 8;
 				if (column >= info.n)
 					continue;
+				if (GATED) {
+					const u64 at = row * (info.n / 2) + column / 16 * 8 + column % 8;
+					*(Pair *)&out[at] = Pair{(Out)gated(sums.sum(i, j, half * 2), sums.sum(i, j + 1, half * 2)),
+					                         (Out)gated(sums.sum(i, j, half * 2 + 1), sums.sum(i, j + 1, half * 2 + 1))};
+					continue;
+				}
 				const u64 at = (blockIdx.y * info.m + row) * info.n + column;
 				Pair pair = {(Out)sums.sum(i, j, half * 2), (Out)sums.sum(i, j, half * 2 + 1)};
 				if (ADDS) {
