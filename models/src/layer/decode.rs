@@ -9,7 +9,8 @@ use crate::unit::Slot;
 use crate::weights::JoinedMatrix;
 use burn::tensor::Tensor;
 use firebrick_backends::kernels::{
-    JoinedHeads, RmsNorm, SquaredRows, add_rms_norm, linear_glu, linear_residual, norm_heads, rms_norm, rms_norm_linear,
+    JoinedHeads, RmsNorm, SquaredRows, add_rms_norm, add_rms_norm_parts, linear_glu, linear_parts, linear_residual,
+    norm_heads, rms_norm, rms_norm_linear,
 };
 use firebrick_spec::Activation;
 
@@ -26,24 +27,28 @@ pub(crate) enum Residual {
     Squared(SquaredRows),
     /// And what has still to be added to it.
     Pending(Tensor<2>, Tensor<2>),
+    /// And the parts of what has still to be added to it.
+    Parts(Tensor<2>, Tensor<2>),
 }
 
 impl Residual {
     /// The residual with everything added, and its norm; itself where there is none before this half.
     pub fn normed(self, norm: Option<&RmsNorm>) -> [Tensor<2>; 2] {
-        match (self, norm) {
-            (Self::Pending(sum, pending), Some(norm)) => {
-                add_rms_norm(sum, &pending, &norm.weight, norm.eps, norm.offset)
-            }
-            (Self::Whole(sum) | Self::Squared(SquaredRows { rows: sum, .. }), Some(norm)) => {
-                let normed = rms_norm(&sum, &norm.weight, norm.eps, norm.offset);
+        let Some(RmsNorm { weight, eps, offset }) = norm else {
+            let sum = match self {
+                Self::Whole(sum) | Self::Squared(SquaredRows { rows: sum, .. }) => sum,
+                Self::Pending(sum, pending) => sum + pending,
+                Self::Parts(..) => unreachable!("a half without a norm comes after one whose output is normed"),
+            };
+            return [sum.clone(), sum];
+        };
+        match self {
+            Self::Whole(sum) | Self::Squared(SquaredRows { rows: sum, .. }) => {
+                let normed = rms_norm(&sum, weight, *eps, *offset);
                 [sum, normed]
             }
-            (Self::Pending(sum, pending), None) => {
-                let sum = sum + pending;
-                [sum.clone(), sum]
-            }
-            (Self::Whole(sum) | Self::Squared(SquaredRows { rows: sum, .. }), None) => [sum.clone(), sum],
+            Self::Pending(sum, pending) => add_rms_norm(sum, &pending, weight, *eps, *offset),
+            Self::Parts(sum, parts) => add_rms_norm_parts(sum, &parts, weight, *eps, *offset),
         }
     }
 
@@ -160,11 +165,16 @@ impl Sublayer<'_> {
         if w.panels(matrix).is_some() {
             return Residual::Whole(w.linear_add(residual, y, matrix, lora));
         }
-        let added = w.is_bare(matrix, lora).then(|| linear_residual(&residual, y, &w.need(matrix)));
-        match added.flatten() {
-            Some(sum) => Residual::Squared(sum),
-            None => Residual::Pending(residual, w.linear(y, matrix, lora)),
+        if w.is_bare(matrix, lora) {
+            let matrix = w.need(matrix);
+            if let Some(sum) = linear_residual(&residual, y, &matrix) {
+                return Residual::Squared(sum);
+            }
+            if let Some(parts) = linear_parts(y, &matrix) {
+                return Residual::Parts(residual, parts);
+            }
         }
+        Residual::Pending(residual, w.linear(y, matrix, lora))
     }
 }
 

@@ -12,6 +12,7 @@ on_gpus!(
     a_product_is_gated_as_products_and_a_gate_are,
     a_product_is_added_to_the_residual_as_one_by_one,
     a_product_of_normed_rows_is_that_of_their_norm,
+    parts_of_a_product_are_added_as_their_sum_is,
     fused_products_of_a_row_are_the_same_however_many_rows_there_are,
 );
 
@@ -119,6 +120,25 @@ fn a_product_of_normed_rows_is_that_of_their_norm(device: &Device) {
                 let expected = formula(Activation::Silu, [rows, n, half], &own, split, dtype, device);
                 assert_near(&format!("{what}, gated"), &values(found), &expected, tolerance);
             }
+        }
+    }
+}
+
+/// Of many rows and inputs, which several blocks divide.
+fn parts_of_a_product_are_added_as_their_sum_is(device: &Device) {
+    for (dtype, _) in fused_precisions(device) {
+        let size = [80, 4128, 40];
+        let [rows, _, n] = size;
+        let [(x, _), (w, _)] = operands(size, dtype, device);
+        let (base, _) = stored(numbers(rows * n, 68, 20.0), [rows, n], dtype, device);
+        let (weight, _) = stored(numbers(n, 69, 1.0), [1, n], dtype, device);
+        let parts = kernels::linear_parts(&x, &w).expect("parts");
+        assert!(parts.dims()[0] > 1 && kernels::linear_parts(&x.clone().narrow(0, 0, 64), &w).is_none());
+        let whole = kernels::linear_unpadded(&x, &w);
+        let expected = kernels::add_rms_norm(base.clone(), &whole, &weight, 1e-6, 0.0);
+        let found = kernels::add_rms_norm_parts(base, &parts, &weight, 1e-6, 0.0);
+        for (found, expected) in found.into_iter().zip(expected) {
+            assert_eq!(values(found), values(expected), "{dtype:?}");
         }
     }
 }

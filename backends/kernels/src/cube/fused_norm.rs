@@ -9,15 +9,33 @@ use crate::shapes::JoinedHeads;
 
 /// See [`crate::add_rms_norm`].
 pub(crate) fn add_rms_norm(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
+    add_and_norm(base, x, w, eps, offset)
+}
+
+/// See [`crate::add_rms_norm_parts`].
+pub(crate) fn add_rms_norm_parts(
+    base: Tensor<2>,
+    parts: &Tensor<2>,
+    w: &Tensor<2>,
+    eps: f64,
+    offset: f64,
+) -> [Tensor<2>; 2] {
+    add_and_norm(base, parts, w, eps, offset)
+}
+
+/// The sum of rows and others, or the sums of the parts of such in f32, and its norm.
+fn add_and_norm(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
     let _span = span("norm", 0.0);
     let [base, x, w] = [base, x.clone(), w.clone()].map(detached);
-    let [rows, n] = dims(&x);
-    let normed = empty(&x, [rows, n], x.dtype);
+    let [rows, n] = dims(&base);
+    let parts = x.shape().num_elements() / (rows * n);
+    let normed = empty(&base, [rows, n], base.dtype);
     let (sum, in_place) = reuse_or_alloc(&base);
     let grid = NormGrid::new([&base, &x, &w, &sum, &normed], n);
     let shape = NormShapeLaunch::new(rows, n, eps as f32, offset as f32);
     let (size, cubes, out) = (grid.vector(), grid.rows.cubes([&x], rows), output_arg(&sum, in_place, 0));
-    launch!(add_normalise, cubes, size, [base, x, w, out, &normed], shape, grid, elem(&normed));
+    let types = [elem(&normed), elem(&x)];
+    launch!(add_normalise, cubes, size, [base, x, w, out, &normed], shape, parts, grid, types);
     [sum, normed].map(Cube::tensor)
 }
 
@@ -41,17 +59,19 @@ pub(crate) fn norm_heads(
     Cube::tensor(out)
 }
 
-/// The sum of two rows, rounded to their type, and its norm.
+/// The sum of two rows, rounded to their type, and its norm. The second is the sum of `parts` tensors of rows, rounded
+/// as well.
 #[cube(launch, address_type = "dynamic")]
-fn add_normalise<F: Float, N: Size>(
+fn add_normalise<F: Float, X: Float, N: Size>(
     base: &[Vector<F, N>],
-    x: &[Vector<F, N>],
+    x: &[Vector<X, N>],
     w: &[Vector<F, N>],
     sums: &mut [Vector<F, N>],
     norms: &mut [Vector<F, N>],
     shape: NormShape,
+    parts: usize,
     #[comptime] grid: NormGrid,
-    #[define(F)] _dtype: ElemType,
+    #[define(F, X)] _dtypes: [ElemType; 2],
 ) {
     let mut lanes = row_lanes(comptime!(grid.rows));
     let row = row_index(comptime!(grid.rows));
@@ -65,8 +85,12 @@ fn add_normalise<F: Float, N: Size>(
             let column = column_of(step, load, grid);
             if is_row && column < shape.n {
                 let i = first + column / N::value();
-                let sum = Vector::<f32, N>::cast_from(base[i]) + Vector::<f32, N>::cast_from(x[i]);
-                let sum = Vector::<F, N>::cast_from(sum);
+                let mut added = Vector::<f32, N>::cast_from(x[i]);
+                for part in 1..parts {
+                    added += Vector::<f32, N>::cast_from(x[part * shape.rows * (shape.n / N::value()) + i]);
+                }
+                let added = Vector::<f32, N>::cast_from(Vector::<F, N>::cast_from(added));
+                let sum = Vector::<F, N>::cast_from(Vector::<f32, N>::cast_from(base[i]) + added);
                 sums[i] = sum;
                 own = add_squares::<F, N>(own, sum);
             }

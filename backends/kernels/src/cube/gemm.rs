@@ -168,6 +168,13 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
     Some(sum_rows(product.partial_sums(), product.shape(), a.dtype))
 }
 
+/// The sums of the parts of `a · b`, `[parts, rows · columns]` in f32. `None` where the kernel does not take the
+/// matrices, or one block has all inputs.
+pub(super) fn parts_of_product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
+    let product = Product::of(a, b).filter(|product| product.parts > 1)?;
+    Some(product.partial_sums())
+}
+
 /// The gate of an MLP, `[rows, n]`, of `a · b`, whose 2 n columns take turns by eight: first of the gate, then of what
 /// it opens for. `None` where the kernel does not take the matrices, or their inputs are divided.
 pub(super) fn gated_product(a: &CubeTensor, b: &CubeTensor, activation: Activation) -> Option<CubeTensor> {

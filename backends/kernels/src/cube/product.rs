@@ -47,6 +47,17 @@ pub(crate) fn linear_unpadded(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
     Cube::tensor(times_transposed(&x, &w))
 }
 
+/// See [`crate::linear_parts`].
+pub(crate) fn linear_parts(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    if !takes_plain(x, w) || x.dims()[0] <= MAX_SKINNY_ROWS {
+        return None;
+    }
+    let [x, w] = [x, w].map(|t| Cube::primitive(t.clone()));
+    let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
+    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+    gemm::parts_of_product(&x, &swapped(w)).map(Cube::tensor)
+}
+
 /// See [`crate::matmul`]: on NVIDIA's tensor cores; elsewhere Burn's.
 pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
     let (left, right) = operands([a, b], transposed);

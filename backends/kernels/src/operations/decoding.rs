@@ -70,6 +70,12 @@ pub fn linear_residual(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option
     by_device!(&x.device(), cpu => None, cube => crate::cube::fused_linear::linear_residual(base, x, w))
 }
 
+/// The sums of the parts of `x · Wᵀ`, `[parts, rows · n]` in f32, where a kernel for many rows divides the inputs and
+/// would add them up in a launch of its own; [`crate::add_rms_norm_parts`] adds them up as it reads them.
+pub fn linear_parts(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    by_device!(&x.device(), cpu => None, cube => crate::cube::product::linear_parts(x, w))
+}
+
 /// `norm(x) · Wᵀ`, `[rows, outputs]`, with the norm rounded as it would be stored; with an activation the gate of a
 /// matrix that is [joined](joined_gate_up). `None` where there is no kernel for it.
 pub fn rms_norm_linear(x: &SquaredRows, norm: &RmsNorm, w: &Tensor<2>, gate: Option<Activation>) -> Option<Tensor<2>> {
