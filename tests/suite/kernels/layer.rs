@@ -105,7 +105,8 @@ fn a_residual_is_added_and_normed_in_one_pass(device: &Device) {
             assert_near("a residual that others hold", &values(base.clone()), &bases, 0.0);
 
             // in parts, whose sum is rounded
-            let halves = [xs.iter().map(|x| x / 2.0).collect::<Vec<f64>>(), xs.iter().map(|x| x / 2.0).collect()].concat();
+            let halves =
+                [xs.iter().map(|x| x / 2.0).collect::<Vec<f64>>(), xs.iter().map(|x| x / 2.0).collect()].concat();
             let (parts, _) = stored(halves, [2, rows * n], DType::F32, device);
             let [again, normed] = fused(|| kernels::add_rms_norm_parts(base.clone(), &parts, &w, 1e-6, 1.0));
             assert_near(&format!("{what} in parts"), &values(again), &sums, 0.0);

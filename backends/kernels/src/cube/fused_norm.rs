@@ -2,7 +2,8 @@
 //! queries, keys and values. Without a gradient.
 
 use super::norm::{
-    NormGrid, NormShape, NormShapeLaunch, add_squares, chunk_sum, column_of, normed, reciprocal, steps_of, total_sum,
+    NormGrid, NormShape, NormShapeLaunch, add_chunks, add_squares, column_of, normed, reciprocal, step_sums, times_of,
+    total_sum,
 };
 use super::prelude::*;
 use crate::shapes::JoinedHeads;
@@ -78,11 +79,11 @@ fn add_normalise<F: Float, X: Float, N: Size>(
     let first = row * (shape.n / N::value());
     let is_row = row < shape.rows;
     let mut squares = 0.0f32;
-    for step in 0..steps_of(shape.n, grid) {
-        let mut own = 0.0f32;
+    for before in 0..times_of(shape.n, grid) {
+        let mut own = step_sums(grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(step, load, grid);
+            let column = column_of(before, load, grid);
             if is_row && column < shape.n {
                 let i = first + column / N::value();
                 let mut added = Vector::<f32, N>::cast_from(x[i]);
@@ -92,17 +93,18 @@ fn add_normalise<F: Float, X: Float, N: Size>(
                 let added = Vector::<f32, N>::cast_from(Vector::<F, N>::cast_from(added));
                 let sum = Vector::<F, N>::cast_from(Vector::<f32, N>::cast_from(base[i]) + added);
                 sums[i] = sum;
-                own = add_squares::<F, N>(own, sum);
+                let step = comptime!(grid.step(load));
+                own[step] = add_squares::<F, N>(own[step], sum);
             }
         }
-        squares += chunk_sum(own, grid);
+        squares = add_chunks(squares, &own, grid);
     }
     let total = total_sum(&mut lanes, squares, grid);
     let r = 1.0f32 / (total / shape.n as f32 + shape.eps).sqrt();
-    for step in 0..steps_of(shape.n, grid) {
+    for before in 0..times_of(shape.n, grid) {
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(step, load, grid);
+            let column = column_of(before, load, grid);
             if is_row && column < shape.n {
                 let i = column / N::value();
                 // each unit reads what it has written itself
@@ -132,10 +134,10 @@ fn normalise_heads<F: Float, N: Size>(
     let first = (row * (queries + 2 * keys) + head) * (shape.n / N::value());
     let is_row = row < shape.rows;
     let r = reciprocal::<F, N>(&mut lanes, &*qkv, first, is_row, shape.n, shape.eps, grid);
-    for step in 0..steps_of(shape.n, grid) {
+    for before in 0..times_of(shape.n, grid) {
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(step, load, grid);
+            let column = column_of(before, load, grid);
             if is_row && column < shape.n {
                 let i = column / N::value();
                 let mut weight = q[i];

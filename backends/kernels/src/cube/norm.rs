@@ -25,16 +25,19 @@ pub(super) struct NormGrid {
     columns: usize,
     /// Columns of a load.
     vector: usize,
+    /// Steps over the columns that are under way at a time.
+    ahead: usize,
 }
 
 impl NormGrid {
     /// For rows of `n` elements: a plane of CUDA, or as many units as other kernels have.
     pub fn new<const N: usize>(tensors: [&CubeTensor; N], n: usize) -> Self {
         if matches!(tensors[0].device, CubeDevice::Cuda(_)) {
-            let rows = RowGrid { units: PLANE, rows: UNITS / PLANE };
-            Self { rows, columns: CHUNK / 4, vector: vector_size(tensors, n) }
+            // few rows of a cube, so that those of a decoding step are on all multiprocessors
+            let rows = RowGrid { units: PLANE, rows: 4 };
+            Self { rows, columns: CHUNK / 4, vector: vector_size(tensors, n), ahead: 4 }
         } else {
-            Self { rows: RowGrid::new(n), columns: 1, vector: 1 }
+            Self { rows: RowGrid::new(n), columns: 1, vector: 1, ahead: 1 }
         }
     }
 
@@ -48,9 +51,19 @@ impl NormGrid {
         self.rows.units * self.columns
     }
 
-    /// Loads of a unit's columns.
+    /// Loads of a unit that are under way at a time.
     pub const fn loads(self) -> usize {
+        self.ahead * self.each()
+    }
+
+    /// Loads of a unit's columns in a step.
+    const fn each(self) -> usize {
         self.columns / self.vector
+    }
+
+    /// The step of a load.
+    pub const fn step(self, load: usize) -> usize {
+        load / self.each()
     }
 
     /// Columns of a load.
@@ -173,16 +186,18 @@ impl<F: Float> Term for NormTerms<F> {
     }
 }
 
-/// A unit's first column of a load in a step over a row's columns, which may be beyond the last.
+/// A unit's first column of a load, which may be beyond the last: of those that are under way after `before` times as
+/// many.
 #[cube]
-pub(super) fn column_of(step: usize, load: usize, #[comptime] grid: NormGrid) -> usize {
-    step * comptime!(grid.width()) + UNIT_POS_X as usize * comptime!(grid.columns) + load * comptime!(grid.vector)
+pub(super) fn column_of(before: usize, #[comptime] load: usize, #[comptime] grid: NormGrid) -> usize {
+    let at = comptime!(grid.step(load) * grid.width() + load % grid.each() * grid.vector);
+    before * comptime!(grid.ahead * grid.width()) + UNIT_POS_X as usize * comptime!(grid.columns) + at
 }
 
-/// Steps over a row's columns.
+/// How many times [`NormGrid::loads`] are made for a row's columns.
 #[cube]
-pub(super) fn steps_of(n: usize, #[comptime] grid: NormGrid) -> usize {
-    n.div_ceil(comptime!(grid.width()))
+pub(super) fn times_of(n: usize, #[comptime] grid: NormGrid) -> usize {
+    n.div_ceil(comptime!(grid.ahead * grid.width()))
 }
 
 /// A sum with the squares of some columns.
@@ -197,9 +212,20 @@ pub(super) fn add_squares<F: Float, N: Size>(sum: f32, x: Vector<F, N>) -> f32 {
     sum
 }
 
-/// What the units of a chunk have summed in a step.
+/// Sums of a unit in steps, 0 at first.
 #[cube]
-pub(super) fn chunk_sum(own: f32, #[comptime] grid: NormGrid) -> f32 {
+pub(super) fn step_sums(#[comptime] grid: NormGrid) -> Array<f32> {
+    let mut sums = Array::<f32>::new(comptime!(grid.ahead));
+    #[unroll]
+    for step in 0..comptime!(grid.ahead) {
+        sums[step] = 0.0f32;
+    }
+    sums
+}
+
+/// What the units of a chunk have summed.
+#[cube]
+fn chunk_sum(own: f32, #[comptime] grid: NormGrid) -> f32 {
     let mut sum = own;
     if comptime!(grid.is_plane()) {
         sum += plane_shuffle_xor(sum, 1u32);
@@ -208,7 +234,18 @@ pub(super) fn chunk_sum(own: f32, #[comptime] grid: NormGrid) -> f32 {
     sum
 }
 
-/// The sum over a row of what its units have summed of [`chunk_sum`]s. All units of a cube must call this, also those
+/// A sum with what the units of a chunk have summed in steps.
+#[cube]
+pub(super) fn add_chunks(sum: f32, own: &Array<f32>, #[comptime] grid: NormGrid) -> f32 {
+    let mut sum = sum;
+    #[unroll]
+    for step in 0..comptime!(grid.ahead) {
+        sum += chunk_sum(own[step], grid);
+    }
+    sum
+}
+
+/// The sum over a row of what its units have summed by [`add_chunks`]. All units of a cube must call this, also those
 /// without a row.
 #[cube]
 pub(super) fn total_sum(lanes: &mut Shared<[f32]>, own: f32, #[comptime] grid: NormGrid) -> f32 {
@@ -235,16 +272,17 @@ pub(super) fn reciprocal<F: Float, N: Size>(
     #[comptime] grid: NormGrid,
 ) -> f32 {
     let mut squares = 0.0f32;
-    for step in 0..steps_of(n, grid) {
-        let mut own = 0.0f32;
+    for before in 0..times_of(n, grid) {
+        let mut own = step_sums(grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(step, load, grid);
+            let column = column_of(before, load, grid);
             if is_row && column < n {
-                own = add_squares::<F, N>(own, x[first + column / N::value()]);
+                let step = comptime!(grid.step(load));
+                own[step] = add_squares::<F, N>(own[step], x[first + column / N::value()]);
             }
         }
-        squares += chunk_sum(own, grid);
+        squares = add_chunks(squares, &own, grid);
     }
     let sum = total_sum(lanes, squares, grid);
     1.0f32 / (sum / n as f32 + eps).sqrt()
@@ -278,10 +316,10 @@ fn normalise<F: Float, N: Size>(
     let first = row * (shape.n / N::value());
     let is_row = row < shape.rows;
     let r = reciprocal::<F, N>(&mut lanes, x, first, is_row, shape.n, shape.eps, grid);
-    for step in 0..steps_of(shape.n, grid) {
+    for before in 0..times_of(shape.n, grid) {
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(step, load, grid);
+            let column = column_of(before, load, grid);
             if is_row && column < shape.n {
                 let i = column / N::value();
                 let mut value = normed::<F, N>(x[first + i], w[i], r, shape.offset);
@@ -312,15 +350,16 @@ fn input_gradient<F: Float, N: Size>(
     let is_row = row < shape.rows;
     let mut squares = 0.0f32;
     let mut products = 0.0f32;
-    for step in 0..steps_of(shape.n, grid) {
-        let mut own = 0.0f32;
+    for before in 0..times_of(shape.n, grid) {
+        let mut own = step_sums(grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(step, load, grid);
+            let column = column_of(before, load, grid);
             if is_row && column < shape.n {
                 let i = column / N::value();
                 let (values, weights, incoming) = (x[first + i], w[i], g[first + i]);
-                own = add_squares::<F, N>(own, values);
+                let of = comptime!(grid.step(load));
+                own[of] = add_squares::<F, N>(own[of], values);
                 #[unroll]
                 for e in 0..N::value() {
                     let weight = f32::cast_from(weights.extract(e)) + shape.offset;
@@ -329,16 +368,16 @@ fn input_gradient<F: Float, N: Size>(
                 }
             }
         }
-        squares += chunk_sum(own, grid);
+        squares = add_chunks(squares, &own, grid);
     }
     let squares = total_sum(&mut lanes, squares, grid);
     let products = total_sum(&mut lanes, chunk_sum(products, grid), grid);
     let r = 1.0f32 / (squares / shape.n as f32 + shape.eps).sqrt();
     let pull = r * r * products / shape.n as f32;
-    for step in 0..steps_of(shape.n, grid) {
+    for before in 0..times_of(shape.n, grid) {
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(step, load, grid);
+            let column = column_of(before, load, grid);
             if is_row && column < shape.n {
                 let i = column / N::value();
                 let (values, weights, incoming) = (x[first + i], w[i], g[first + i]);
