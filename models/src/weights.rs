@@ -40,7 +40,7 @@ pub struct Weights {
 #[derive(Clone, Debug)]
 pub(crate) struct JoinedMatrix {
     slots: &'static [Slot],
-    matrix: Tensor<2>,
+    pub(crate) matrix: Tensor<2>,
     pub(crate) bias: Option<Tensor<2>>,
 }
 
@@ -99,8 +99,9 @@ impl Weights {
         Ok(Self { entries: self.entries.clone(), panels, joined: Vec::new(), group: self.group.clone() })
     }
 
-    /// Adds a joined copy of the matrices in these slots, where the unit has them, and a bias for each or for none.
-    pub(crate) fn join(&mut self, slots: &'static [Slot]) {
+    /// Adds a joined copy of the matrices in these slots, as `join` makes it, where the unit has them, and a bias for
+    /// each or for none.
+    pub(crate) fn join(&mut self, slots: &'static [Slot], join: impl FnOnce(Vec<Tensor<2>>) -> Tensor<2>) {
         let matrices: Option<Vec<Tensor<2>>> = slots.iter().map(|&slot| self.get(slot)).collect();
         let biases: Vec<Tensor<2>> = slots.iter().filter_map(|&slot| self.bias(slot)).collect();
         let Some(matrices) = matrices else { return };
@@ -109,7 +110,7 @@ impl Weights {
             count if count == slots.len() => Some(Tensor::cat(biases, 1)),
             _ => return,
         };
-        self.joined.push(JoinedMatrix { slots, matrix: Tensor::cat(matrices, 0), bias });
+        self.joined.push(JoinedMatrix { slots, matrix: join(matrices), bias });
     }
 
     /// The joined copy of the matrices in these slots, if there is one and no adapter adds to any of their products.

@@ -18,13 +18,13 @@ on_gpus!(
 );
 
 /// A function of two rows of numbers with its gradients, given that of the result.
-struct Expected {
-    y: Vec<f64>,
+pub(super) struct Expected {
+    pub y: Vec<f64>,
     d_first: Vec<f64>,
     d_second: Vec<f64>,
 }
 
-fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
+pub(super) fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
     let n = w.len();
     let mut all = Expected { y: Vec::new(), d_first: Vec::new(), d_second: vec![0.0; n] };
     for (x, g) in x.chunks(n).zip(g.chunks(n)) {
@@ -104,7 +104,15 @@ fn a_residual_is_added_and_normed_in_one_pass(device: &Device) {
             let [sum, normed] = both;
             assert_near(&what, &values(sum), &sums, tolerance);
             assert_near(&what, &values(normed), &expected.y, tolerance);
-            assert_near("a residual that others hold", &values(base), &bases, 0.0);
+            assert_near("a residual that others hold", &values(base.clone()), &bases, 0.0);
+
+            // in parts, whose sum is rounded
+            let halves =
+                [xs.iter().map(|x| x / 2.0).collect::<Vec<f64>>(), xs.iter().map(|x| x / 2.0).collect()].concat();
+            let (parts, _) = stored(halves, [2, rows * n], DType::F32, device);
+            let [again, normed] = fused(|| kernels::add_rms_norm_parts(base.clone(), &parts, &w, 1e-6, 1.0));
+            assert_near(&format!("{what} in parts"), &values(again), &sums, 0.0);
+            assert_near(&format!("{what} in parts"), &values(normed), &expected.y, tolerance);
         });
     }
 }
@@ -199,7 +207,7 @@ fn norm_and_its_gradients_are_their_formulas(device: &Device) {
     }
 }
 
-fn gated(gate: Activation, x: f64) -> (f64, f64) {
+pub(super) fn gated(gate: Activation, x: f64) -> (f64, f64) {
     match gate {
         Activation::Silu => {
             let s = 1.0 / (1.0 + (-x).exp());

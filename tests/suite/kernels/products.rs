@@ -21,7 +21,7 @@ on_gpus!(
 );
 
 /// `a · b` of `[m, k]` and `[k, n]`, each read by its strides of rows and columns.
-fn product(
+pub(super) fn product(
     [m, k, n]: [usize; 3],
     (a, a_strides): (&[f64], [usize; 2]),
     (b, b_strides): (&[f64], [usize; 2]),
@@ -36,7 +36,11 @@ fn product(
 }
 
 /// Rows, `[rows, inner]`, and a matrix, `[outputs, inner]`.
-fn operands([rows, inner, outputs]: [usize; 3], dtype: DType, device: &Device) -> [(Tensor<2>, Vec<f64>); 2] {
+pub(super) fn operands(
+    [rows, inner, outputs]: [usize; 3],
+    dtype: DType,
+    device: &Device,
+) -> [(Tensor<2>, Vec<f64>); 2] {
     [
         stored(numbers(rows * inner, 48, 1.0), [rows, inner], dtype, device),
         stored(numbers(outputs * inner, 49, 1.0), [outputs, inner], dtype, device),

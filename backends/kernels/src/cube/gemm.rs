@@ -4,9 +4,10 @@
 //! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`).
 
 use super::column_sums::{sum_rows_into, sum_rows_plus};
-use super::cuda::{CudaSource, PTX, compute_capability, element_types, fingerprint, launch_cuda};
+use super::cuda::{CudaSource, GATE, PTX, compute_capability, element_types, fingerprint, gate_constant, launch_cuda};
 use super::prelude::*;
 use cubecl::ir::attributes::BufferIOAttr;
+use firebrick_spec::Activation;
 use std::sync::LazyLock;
 
 const TILE: &str = include_str!("gemm/tile.cuh");
@@ -102,6 +103,8 @@ enum Epilogue {
     Sums,
     /// Added to sums in f32.
     Added,
+    /// The gate of an MLP, of columns that take turns by eight.
+    Gated(Activation),
 }
 
 impl Variant {
@@ -136,7 +139,14 @@ impl CudaSource for Variant {
     }
 
     fn source(&self) -> String {
-        let out = if matches!(self.epilogue, Epilogue::Rounded | Epilogue::Plus) { "Element" } else { "float" };
+        let (activation, gated) = match self.epilogue {
+            Epilogue::Gated(activation) => (activation, true),
+            _ => (Activation::Silu, false),
+        };
+        let out = match self.epilogue {
+            Epilogue::Rounded | Epilogue::Plus | Epilogue::Gated(_) => "Element",
+            Epilogue::Sums | Epilogue::Added => "float",
+        };
         let adds = self.epilogue == Epilogue::Added;
         let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
         // stages that fill 48 KiB, and blocks of a multiprocessor
@@ -167,7 +177,7 @@ impl CudaSource for Variant {
              #define WARPGROUPS {warpgroups}\n#define BUFFER_COUNT {}\n{places}\
              static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks}, PAIRS = {pairs};\n\
              static const int STAGES = {stages};\n\
-             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, SUMMED = {summed}, ADDS = {adds};\n",
+             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, SUMMED = {summed}, ADDS = {adds}, GATED = {gated};\n",
             parameters.len()
         );
         let sums = match self.instructions {
@@ -175,7 +185,7 @@ impl CudaSource for Variant {
             Instructions::Wgmma => WGMMA,
         };
         let kernel = GEMM.replace("gemm(BUFFERS,", &format!("gemm({},", parameters.join(", ")));
-        [&element_types(self.dtype), &head, PTX, TILE, sums, &kernel].concat()
+        [&element_types(self.dtype), &head, PTX, &gate_constant(activation), GATE, TILE, sums, &kernel].concat()
     }
 
     fn fingerprint() -> u64 {
@@ -195,6 +205,23 @@ impl CudaSource for Variant {
 /// `a · b`, of one type, into a new contiguous matrix. `None` where the device, the type or the layout is not for it.
 pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
     Some(Products::each(&[[a, b]])?.rounded().remove(0))
+}
+
+/// The sums of the parts of `a · b`, `[parts, rows · columns]` in f32. `None` where the kernel does not take the
+/// matrices, or one block has all inputs.
+pub(super) fn parts_of_product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
+    let products = Products::each(&[[a, b]]).filter(|products| products.parts > 1)?;
+    Some(products.partial_sums().remove(0))
+}
+
+/// The gate of an MLP, `[rows, n]`, of `a · b`, whose 2 n columns take turns by eight: first of the gate, then of what
+/// it opens for. `None` where the kernel does not take the matrices, or their inputs are divided.
+pub(super) fn gated_product(a: &CubeTensor, b: &CubeTensor, activation: Activation) -> Option<CubeTensor> {
+    let products = Products::each(&[[a, b]]).filter(|products| products.parts == 1)?;
+    let [rows, columns] = products.pairs[0].shape();
+    let out = empty(a, [rows, columns / 2], a.dtype);
+    products.launch(Epilogue::Gated(activation), &[], std::slice::from_ref(&out));
+    Some(out)
 }
 
 /// Products of pairs of matrices of one type, and how a kernel computes them.

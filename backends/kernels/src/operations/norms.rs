@@ -47,6 +47,22 @@ operations! {
         }
     }
 
+    /// [`add_rms_norm`] of the sum of [`parts`](crate::linear_parts), `[parts, rows · n]` in f32, rounded as `base` is
+    /// stored. The kernel is not differentiable.
+    pub fn add_rms_norm_parts(
+        base: Tensor<2>,
+        parts: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+        offset: f64,
+    ) -> [Tensor<2>; 2] {
+        cube: fused_norm if plain(Operation::Norm, &[&base, w]);
+        else {
+            let x = stored_as(parts.clone().sum_dim(0), base.dtype()).reshape(base.dims());
+            add_rms_norm(base, &x, w, eps, offset)
+        }
+    }
+
     /// [`rms_norm`] of every query head and key head of rows `[queries | keys | values]`, by the weights of queries and
     /// keys, `[1, dim]` each; in place where `qkv` is not shared. The kernel is not differentiable.
     pub fn norm_heads(

@@ -5,7 +5,8 @@
  * lies beyond a matrix is zero. The blocks of `group` rows of tiles are neighbours, so that they find each other's columns in the level-2
  * cache. Where there are few tiles, the inputs are divided among several blocks, each with sums of its own (`part` tiles of inputs each).
  * With ADDS the sums, in f32, are added to what is in the result. With PLUS a matrix is added to each product before it is rounded, whose
- * rows are `plus_pitch` apart: 0 for a row that is added to every row.
+ * rows are `plus_pitch` apart: 0 for a row that is added to every row. With GATED, eight columns of a gate lie before the eight that they
+ * open, and the result has what comes through.
  *
  * The launcher writes in front of this, of tile.cuh and of mma.cuh or wgmma.cuh what they are compiled for, and here the buffers: LEFT,
  * RIGHT, PLUS_AT and OUT give places in those of a pair.
@@ -103,10 +104,16 @@ gemm(BUFFERS, __grid_constant__ info_st const info)
 			if (row >= m)
 				continue;
 #pragma unroll
-			for (u32 j = 0; j < sums.COLUMNS; j++) {
+			for (u32 j = 0; j < sums.COLUMNS; j += GATED ? 2 : 1) {
 				const u64 column = first_column + sums.column + j * 8;
 				if (column >= n)
 					continue;
+				if (GATED) {
+					const u64 at = row * (n / 2) + column / 16 * 8 + column % 8;
+					*(Pair *)OUT(pair, at) = Pair{(Out)gated(sums.sum(i, j, half * 2), sums.sum(i, j + 1, half * 2)),
+					                              (Out)gated(sums.sum(i, j, half * 2 + 1), sums.sum(i, j + 1, half * 2 + 1))};
+					continue;
+				}
 				const u64 at = (blockIdx.y * m + row) * n + column;
 				float x = sums.sum(i, j, half * 2), y = sums.sum(i, j, half * 2 + 1);
 #ifdef PLUS_AT
