@@ -208,7 +208,16 @@ impl Norm {
         let grid = NormGrid::new([&x, &w, &gradient, added, &dx], n);
         let (size, cubes, shape) = (grid.vector(), grid.rows.cubes([&x], rows), self.shape([rows, n]));
         let out = output_arg(&dx, in_place, 2);
-        launch!(input_gradient, cubes, size, [&x, &w, &gradient, added, out, &reciprocals], shape, adds, grid, elem(&x));
+        launch!(
+            input_gradient,
+            cubes,
+            size,
+            [&x, &w, &gradient, added, out, &reciprocals],
+            shape,
+            adds,
+            grid,
+            elem(&x)
+        );
         let dw = || {
             let terms = NormTermsLaunch::new(buffer(&x), buffer(&gradient), buffer(&reciprocals));
             column_sums::<NormTerms<X>>(&x, terms, [elem(&x); 2], [rows, n], BLOCK, (dims(&w), x.dtype), self.leaf)
