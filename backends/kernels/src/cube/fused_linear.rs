@@ -219,7 +219,8 @@ pub(crate) fn rms_norm_linear(
     w: &Tensor<2>,
     gate: Option<Activation>,
 ) -> Option<Tensor<2>> {
-    if !product::takes_plain(&x.rows, w) || norm.weight.dtype() != w.dtype() {
+    let in_turns = gate.is_none() || w.dims()[0].is_multiple_of(2 * EIGHT);
+    if !in_turns || !product::takes_plain(&x.rows, w) || norm.weight.dtype() != w.dtype() {
         return None;
     }
     let [rows, squares, weight] = [&x.rows, &x.squares, &norm.weight].map(|t| detached(t.clone()));

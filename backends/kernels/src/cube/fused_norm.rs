@@ -2,8 +2,8 @@
 //! queries, keys and values. Without a gradient.
 
 use super::norm::{
-    NormGrid, NormShape, NormShapeLaunch, add_chunks, add_squares, column_of, normed, reciprocal, step_sums, times_of,
-    total_sum,
+    NormGrid, NormShape, NormShapeLaunch, add_chunks, add_squares, column_of, load_row, normed, reciprocal, step_sums,
+    times_of, total_sum,
 };
 use super::prelude::*;
 use crate::shapes::JoinedHeads;
@@ -80,18 +80,20 @@ fn add_normalise<F: Float, X: Float, N: Size>(
     let is_row = row < shape.rows;
     let mut squares = 0.0f32;
     for before in 0..times_of(shape.n, grid) {
+        let bases = load_row::<F, N>(base, first, before, is_row, shape.n, grid);
+        let others = load_row::<X, N>(x, first, before, is_row, shape.n, grid);
         let mut own = step_sums(grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
             let column = column_of(before, load, grid);
             if is_row && column < shape.n {
                 let i = first + column / N::value();
-                let mut added = Vector::<f32, N>::cast_from(x[i]);
+                let mut added = Vector::<f32, N>::cast_from(others[load]);
                 for part in 1..parts {
                     added += Vector::<f32, N>::cast_from(x[part * shape.rows * (shape.n / N::value()) + i]);
                 }
                 let added = Vector::<f32, N>::cast_from(Vector::<F, N>::cast_from(added));
-                let sum = Vector::<F, N>::cast_from(Vector::<f32, N>::cast_from(base[i]) + added);
+                let sum = Vector::<F, N>::cast_from(Vector::<f32, N>::cast_from(bases[load]) + added);
                 sums[i] = sum;
                 let step = comptime!(grid.step(load));
                 own[step] = add_squares::<F, N>(own[step], sum);
@@ -102,14 +104,15 @@ fn add_normalise<F: Float, X: Float, N: Size>(
     let total = total_sum(&mut lanes, squares, grid);
     let r = 1.0f32 / (total / shape.n as f32 + shape.eps).sqrt();
     for before in 0..times_of(shape.n, grid) {
+        // each unit reads what it has written itself
+        let values = load_row::<F, N>(&*sums, first, before, is_row, shape.n, grid);
+        let weights = load_row::<F, N>(w, 0usize, before, true, shape.n, grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
             let column = column_of(before, load, grid);
             if is_row && column < shape.n {
-                let i = column / N::value();
-                // each unit reads what it has written itself
-                let value = normed::<F, N>(sums[first + i], w[i], r, shape.offset);
-                norms[first + i] = Vector::<F, N>::cast_from(value);
+                let value = normed::<F, N>(values[load], weights[load], r, shape.offset);
+                norms[first + column / N::value()] = Vector::<F, N>::cast_from(value);
             }
         }
     }

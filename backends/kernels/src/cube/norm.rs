@@ -256,6 +256,29 @@ pub(super) fn times_of(n: usize, #[comptime] grid: NormGrid) -> usize {
     n.div_ceil(comptime!(grid.ahead * grid.width()))
 }
 
+/// What a unit loads of a row at a time, with zeros for columns beyond the last: all before anything is computed, so that
+/// the loads are under way together.
+#[cube]
+pub(super) fn load_row<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    first: usize,
+    before: usize,
+    is_row: bool,
+    n: usize,
+    #[comptime] grid: NormGrid,
+) -> Array<Vector<F, N>> {
+    let mut values = Array::<Vector<F, N>>::new(comptime!(grid.loads()));
+    #[unroll]
+    for load in 0..comptime!(grid.loads()) {
+        let column = column_of(before, load, grid);
+        values[load] = Vector::<F, N>::cast_from(0u32);
+        if is_row && column < n {
+            values[load] = x[first + column / N::value()];
+        }
+    }
+    values
+}
+
 /// A sum with the squares of some columns.
 #[cube]
 pub(super) fn add_squares<F: Float, N: Size>(sum: f32, x: Vector<F, N>) -> f32 {
@@ -329,14 +352,12 @@ pub(super) fn reciprocal<F: Float, N: Size>(
 ) -> f32 {
     let mut squares = 0.0f32;
     for before in 0..times_of(n, grid) {
+        let values = load_row::<F, N>(x, first, before, is_row, n, grid);
         let mut own = step_sums(grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(before, load, grid);
-            if is_row && column < n {
-                let step = comptime!(grid.step(load));
-                own[step] = add_squares::<F, N>(own[step], x[first + column / N::value()]);
-            }
+            let step = comptime!(grid.step(load));
+            own[step] = add_squares::<F, N>(own[step], values[load]);
         }
         squares = add_chunks(squares, &own, grid);
     }
@@ -373,16 +394,18 @@ fn normalise<F: Float, N: Size>(
     let is_row = row < shape.rows;
     let r = reciprocal::<F, N>(&mut lanes, x, first, is_row, shape.n, shape.eps, grid);
     for before in 0..times_of(shape.n, grid) {
+        let values = load_row::<F, N>(x, first, before, is_row, shape.n, grid);
+        let weights = load_row::<F, N>(w, 0usize, before, true, shape.n, grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
             let column = column_of(before, load, grid);
             if is_row && column < shape.n {
-                let i = column / N::value();
-                let mut value = normed::<F, N>(x[first + i], w[i], r, shape.offset);
+                let i = first + column / N::value();
+                let mut value = normed::<F, N>(values[load], weights[load], r, shape.offset);
                 if adds {
-                    value += Vector::<f32, N>::cast_from(base[first + i]);
+                    value += Vector::<f32, N>::cast_from(base[i]);
                 }
-                y[first + i] = Vector::<F, N>::cast_from(value);
+                y[i] = Vector::<F, N>::cast_from(value);
             }
         }
     }
@@ -409,21 +432,19 @@ fn input_gradient<F: Float, N: Size>(
     let mut squares = 0.0f32;
     let mut products = 0.0f32;
     for before in 0..times_of(shape.n, grid) {
+        let values = load_row::<F, N>(x, first, before, is_row, shape.n, grid);
+        let weights = load_row::<F, N>(w, 0usize, before, true, shape.n, grid);
+        let incoming = load_row::<F, N>(g, first, before, is_row, shape.n, grid);
         let mut own = step_sums(grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
-            let column = column_of(before, load, grid);
-            if is_row && column < shape.n {
-                let i = column / N::value();
-                let (values, weights, incoming) = (x[first + i], w[i], g[first + i]);
-                let of = comptime!(grid.step(load));
-                own[of] = add_squares::<F, N>(own[of], values);
-                #[unroll]
-                for e in 0..N::value() {
-                    let weight = f32::cast_from(weights.extract(e)) + shape.offset;
-                    let weighted = f32::cast_from(incoming.extract(e)) * weight;
-                    products = fma(weighted, f32::cast_from(values.extract(e)), products);
-                }
+            let step = comptime!(grid.step(load));
+            own[step] = add_squares::<F, N>(own[step], values[load]);
+            #[unroll]
+            for e in 0..N::value() {
+                let weight = f32::cast_from(weights[load].extract(e)) + shape.offset;
+                let weighted = f32::cast_from(incoming[load].extract(e)) * weight;
+                products = fma(weighted, f32::cast_from(values[load].extract(e)), products);
             }
         }
         squares = add_chunks(squares, &own, grid);
@@ -433,25 +454,27 @@ fn input_gradient<F: Float, N: Size>(
     let r = 1.0f32 / (squares / shape.n as f32 + shape.eps).sqrt();
     let pull = r * r * products / shape.n as f32;
     for before in 0..times_of(shape.n, grid) {
+        let values = load_row::<F, N>(x, first, before, is_row, shape.n, grid);
+        let weights = load_row::<F, N>(w, 0usize, before, true, shape.n, grid);
+        let incoming = load_row::<F, N>(g, first, before, is_row, shape.n, grid);
         #[unroll]
         for load in 0..comptime!(grid.loads()) {
             let column = column_of(before, load, grid);
             if is_row && column < shape.n {
-                let i = column / N::value();
-                let (values, weights, incoming) = (x[first + i], w[i], g[first + i]);
                 let mut out = Vector::<F, N>::cast_from(0u32);
                 #[unroll]
                 for e in 0..N::value() {
-                    let weight = f32::cast_from(weights.extract(e)) + shape.offset;
-                    let weighted = f32::cast_from(incoming.extract(e)) * weight;
-                    let change = r * (weighted - f32::cast_from(values.extract(e)) * pull);
+                    let weight = f32::cast_from(weights[load].extract(e)) + shape.offset;
+                    let weighted = f32::cast_from(incoming[load].extract(e)) * weight;
+                    let change = r * (weighted - f32::cast_from(values[load].extract(e)) * pull);
                     if adds {
-                        out.insert(e, F::cast_from(change + f32::cast_from(added[first + i].extract(e))));
+                        let more = added[first + column / N::value()].extract(e);
+                        out.insert(e, F::cast_from(change + f32::cast_from(more)));
                     } else {
                         out.insert(e, F::cast_from(change));
                     }
                 }
-                dx[first + i] = out;
+                dx[first + column / N::value()] = out;
             }
         }
     }
