@@ -165,12 +165,11 @@ impl CudaSource for Variant {
         let parameters: Vec<String> = parameters.collect();
         // places in the buffers of a pair
         let places = buffers.iter().zip(["LEFT", "RIGHT", "PLUS_AT", "OUT"]).filter(|((.., count), _)| *count > 0);
-        let places: String = places
-            .map(|(&(_, name, count), of)| {
-                let others: String = (1..count).rev().map(|i| format!("pair == {i} ? &{name}{i}[at] : ")).collect();
-                format!("#define {of}(pair, at) ({others}&{name}0[at])\n")
-            })
-            .collect();
+        let places = places.map(|(&(_, name, count), of)| {
+            let others = (1..count).rev().map(|index| format!("pair == {index} ? &{name}{index}[at] : "));
+            format!("#define {of}(pair, at) ({}&{name}0[at])\n", others.collect::<Vec<_>>().concat())
+        });
+        let places = places.collect::<Vec<_>>().concat();
         let head = format!(
             "typedef {out} Out;\nstruct alignas(2 * sizeof(Out)) Pair {{ Out x, y; }};\n\
              struct alignas(2 * sizeof(Element)) Elements {{ Element x, y; }};\n\
@@ -295,10 +294,8 @@ impl<'a> Products<'a> {
         let by_inputs = first.orders() == [Order::Inputs; 2];
         let products = if summed { &pairs[..1] } else { &pairs[..] };
         let tiles = |rows: usize| products.iter().map(|pair| pair.tiles(rows)).sum::<usize>();
-        let inputs = |unit: usize| match summed {
-            true => pairs.iter().map(|pair| pair.sizes[2].div_ceil(unit)).sum::<usize>(),
-            false => first.sizes[2].div_ceil(unit),
-        };
+        let summed_over = if summed { &pairs[..] } else { &pairs[..1] };
+        let inputs = |unit: usize| summed_over.iter().map(|pair| pair.sizes[2].div_ceil(unit)).sum::<usize>();
 
         let multiprocessors = like.client.properties().hardware.num_streaming_multiprocessors;
         let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;

@@ -142,7 +142,7 @@ impl Kernel<Cube, 3> for NormAdd {
         if !(x || w) {
             return [d_base, None, None];
         }
-        let [d_x, d_w] = self.0.gradients(saved, gradient, None, [x, w]);
+        let [d_x, d_w] = self.0.gradients(saved, &gradient, None, [x, w]);
         [d_base, d_x, d_w]
     }
 }
@@ -163,7 +163,7 @@ impl Kernel<Cube, 2> for Norm {
     }
 
     fn backward(&self, saved: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
-        self.gradients(saved, gradient, None, wanted)
+        self.gradients(saved, &gradient, None, wanted)
     }
 }
 
@@ -184,7 +184,7 @@ impl KernelOfSeveral<Cube, 2, 2> for NormResidual {
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
         match gradient {
-            Some(gradient) => self.0.gradients(saved, gradient, residual, wanted),
+            Some(gradient) => self.0.gradients(saved, &gradient, residual.as_ref(), wanted),
             None => [residual, None],
         }
     }
@@ -195,31 +195,22 @@ impl Norm {
     fn gradients(
         &self,
         [x, w]: [CubeTensor; 2],
-        gradient: CubeTensor,
-        residual: Option<CubeTensor>,
+        gradient: &CubeTensor,
+        residual: Option<&CubeTensor>,
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
         let [rows, n] = dims(&x);
         let reciprocals = empty(&x, [rows], DType::F32);
         // the weight's gradient reads the incoming gradient again
-        let (dx, in_place) = if wanted[1] { (empty(&x, [rows, n], x.dtype), false) } else { reuse_or_alloc(&gradient) };
+        let (dx, in_place) = if wanted[1] { (empty(&x, [rows, n], x.dtype), false) } else { reuse_or_alloc(gradient) };
         // a buffer has to be bound where nothing is added
-        let (added, adds) = (residual.as_ref().unwrap_or(&x), residual.is_some());
-        let grid = NormGrid::new([&x, &w, &gradient, added, &dx], n);
+        let (added, adds) = (residual.unwrap_or(&x), residual.is_some());
+        let grid = NormGrid::new([&x, &w, gradient, added, &dx], n);
         let (size, cubes, shape) = (grid.vector(), grid.rows.cubes([&x], rows), self.shape([rows, n]));
         let out = output_arg(&dx, in_place, 2);
-        launch!(
-            input_gradient,
-            cubes,
-            size,
-            [&x, &w, &gradient, added, out, &reciprocals],
-            shape,
-            adds,
-            grid,
-            elem(&x)
-        );
+        launch!(input_gradient, cubes, size, [&x, &w, gradient, added, out, &reciprocals], shape, adds, grid, elem(&x));
         let dw = || {
-            let terms = NormTermsLaunch::new(buffer(&x), buffer(&gradient), buffer(&reciprocals));
+            let terms = NormTermsLaunch::new(buffer(&x), buffer(gradient), buffer(&reciprocals));
             column_sums::<NormTerms<X>>(&x, terms, [elem(&x); 2], [rows, n], BLOCK, (dims(&w), x.dtype), self.leaf)
         };
         let dw = if wanted[1] { dw() } else { None };
