@@ -13,7 +13,7 @@ use crate::unit::Slot;
 use crate::weights::Weights;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels::{self, rms_norm, rms_norm_add};
+use firebrick_backends::kernels::{self, rms_norm, rms_norm_add, rms_norm_residual};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// A half of a layer with its weights, and the adapters that run.
@@ -48,21 +48,24 @@ impl Sublayer<'_> {
         cache: Option<(&mut LayerCache, &AttentionMetadata)>,
     ) -> Tensor<2> {
         let params = attention_params(self.arch, self.layer);
+        let [h, x] = self.normed_residual(x);
+        // normed rows are gone while attention runs
+        let project = |h: Tensor<2>| self.project_normed(&h, ctx);
         let (mixed, gate) = match cache {
             Some((cache, metadata)) => match cache.decoded(metadata, self.layer) {
                 Some(decode) => {
-                    let scale = ctx.rotary().query_scale();
-                    let (qkv, gate) = self.query_key_value(&self.normed_input(x.clone()), scale);
+                    let (qkv, gate) = self.query_key_value(&h, ctx.rotary().query_scale());
+                    drop(h);
                     let qkv = self.rotate_part(qkv, ctx);
                     (cache.decode(params, qkv, self.w.get(Slot::Sinks).as_ref(), decode), gate)
                 }
                 None => {
-                    let Projected { qkv, gate } = self.project(x.clone(), ctx);
+                    let Projected { qkv, gate } = project(h);
                     (cache.attend(params, qkv, metadata), gate)
                 }
             },
             None => {
-                let Projected { qkv, gate } = self.project(x.clone(), ctx);
+                let Projected { qkv, gate } = project(h);
                 (attention::attend(&qkv, params, ctx.layout()), gate)
             }
         };
@@ -92,7 +95,7 @@ impl Sublayer<'_> {
         let rotary = ctx.rotary();
         let (qkv, gate) = self.query_key_value(h, rotary.query_scale());
         let [q, k, v] = qkv.map(|y| self.heads_apart(y));
-        let [q, k] = [q, k].map(|y| rotary.layer(self.layer).rotate(y));
+        let [q, k] = rotary.layer(self.layer).rotate_each([q, k]);
         Projected { qkv: Qkv { q, k, v, sinks: self.w.get(Slot::Sinks) }, gate }
     }
 
@@ -116,6 +119,14 @@ impl Sublayer<'_> {
         match self.w.get(Slot::InputNorm) {
             Some(norm) => rms_norm(&x, &norm, self.arch.norm_eps, self.arch.norm_offset),
             None => x,
+        }
+    }
+
+    /// [`Self::normed_input`], and the input for the residual connection.
+    pub fn normed_residual(&self, x: Tensor<2>) -> [Tensor<2>; 2] {
+        match self.w.get(Slot::InputNorm) {
+            Some(norm) => rms_norm_residual(x, &norm, self.arch.norm_eps, self.arch.norm_offset),
+            None => [x.clone(), x],
         }
     }
 
@@ -168,7 +179,7 @@ impl Sublayer<'_> {
 
     /// The feed-forward half: norm, gated MLP or experts, residual, `[tokens, hidden]`.
     pub fn mlp(&self, x: Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
-        let h = self.normed_input(x.clone());
+        let [h, x] = self.normed_residual(x);
         let Some(experts) = self.arch.experts(self.layer) else {
             return self.add_to_residual(x, &self.gated(&h), Slot::Down);
         };

@@ -3,7 +3,7 @@
 
 use crate::arch::{Arch, Rope};
 use burn::tensor::{Device, Tensor, TensorData};
-use firebrick_backends::kernels::{RotaryAngles, StepRotary, rotary};
+use firebrick_backends::kernels::{RotaryAngles, StepRotary, rotary, rotary_each};
 
 /// The rotary embeddings of the layers of one forward pass, and the growth of their queries.
 #[derive(Clone, Debug)]
@@ -132,6 +132,15 @@ impl RotaryEmbedding {
         let rest = x.clone().narrow(2, 2 * half, dim - 2 * half);
         let turned = rotary(x.narrow(2, 0, 2 * half), &self.cos, &self.sin);
         Tensor::cat(vec![turned, rest], 2)
+    }
+
+    /// [`Self::rotate`] of queries and keys.
+    pub fn rotate_each(&self, x: [Tensor<3>; 2]) -> [Tensor<3>; 2] {
+        let ([.., dim], [.., half]) = (x[0].dims(), self.cos.dims());
+        if self.identity || 2 * half != dim {
+            return x.map(|x| self.rotate(x));
+        }
+        rotary_each(x, &self.cos, &self.sin)
     }
 
     /// Rotates what kernels that rotate whole heads on their own do not: nothing, where they rotate it all.

@@ -40,7 +40,7 @@ pub struct Weights {
 #[derive(Clone, Debug)]
 pub(crate) struct JoinedMatrix {
     slots: &'static [Slot],
-    matrix: Tensor<2>,
+    pub(crate) matrix: Tensor<2>,
     pub(crate) bias: Option<Tensor<2>>,
 }
 
@@ -99,8 +99,9 @@ impl Weights {
         Ok(Self { entries: self.entries.clone(), panels, joined: Vec::new(), group: self.group.clone() })
     }
 
-    /// Adds a joined copy of the matrices in these slots, where the unit has them, and a bias for each or for none.
-    pub(crate) fn join(&mut self, slots: &'static [Slot]) {
+    /// Adds a joined copy of the matrices in these slots, as `join` makes it, where the unit has them, and a bias for
+    /// each or for none.
+    pub(crate) fn join(&mut self, slots: &'static [Slot], join: impl FnOnce(Vec<Tensor<2>>) -> Tensor<2>) {
         let matrices: Option<Vec<Tensor<2>>> = slots.iter().map(|&slot| self.get(slot)).collect();
         let biases: Vec<Tensor<2>> = slots.iter().filter_map(|&slot| self.bias(slot)).collect();
         let Some(matrices) = matrices else { return };
@@ -109,7 +110,7 @@ impl Weights {
             count if count == slots.len() => Some(Tensor::cat(biases, 1)),
             _ => return,
         };
-        self.joined.push(JoinedMatrix { slots, matrix: Tensor::cat(matrices, 0), bias });
+        self.joined.push(JoinedMatrix { slots, matrix: join(matrices), bias });
     }
 
     /// The joined copy of the matrices in these slots, if there is one and no adapter adds to any of their products.
@@ -211,20 +212,22 @@ impl Weights {
 
     /// `x · Wᵀ (+ b) (+ adapter)`, `[rows, out]`, for `x` of shape `[rows, in]`.
     pub(crate) fn linear(&self, x: &Tensor<2>, matrix: Slot, lora: Option<LoraForward<'_>>) -> Tensor<2> {
-        let [y] = self.products(x, [matrix]);
         match self.summed_by(matrix) {
             Some(group) => {
-                let y = group.sum(self.add_adapter(y, x, matrix, lora));
+                let y = group.sum(self.linear_part(x, matrix, lora));
                 self.add_bias(y, matrix)
             }
-            None => self.add_adapter(self.add_bias(y, matrix), x, matrix, lora),
+            None => {
+                let [y] = self.linear_each(x, [matrix], lora);
+                y
+            }
         }
     }
 
     /// A share's part of the product with a matrix that is cut by columns, adapter included: before the sum over the
     /// ranks and the bias.
     pub(crate) fn linear_part(&self, x: &Tensor<2>, matrix: Slot, lora: Option<LoraForward<'_>>) -> Tensor<2> {
-        let [y] = self.products(x, [matrix]);
+        let [y] = self.products(x, [matrix], [None]);
         self.add_adapter(y, x, matrix, lora)
     }
 
@@ -235,10 +238,11 @@ impl Weights {
         matrices: [Slot; N],
         lora: Option<LoraForward<'_>>,
     ) -> [Tensor<2>; N] {
-        let mut products = self.products(x, matrices).into_iter();
+        let biases = matrices.map(|matrix| self.bias(matrix));
+        let mut products = self.products(x, matrices, biases.each_ref().map(Option::as_ref)).into_iter();
         matrices.map(|matrix| {
             let y = products.next().unwrap_or_else(|| unreachable!("one each"));
-            self.add_adapter(self.add_bias(y, matrix), x, matrix, lora)
+            self.add_adapter(y, x, matrix, lora)
         })
     }
 
@@ -277,19 +281,30 @@ impl Weights {
         takes.then_some(packed)
     }
 
-    /// `x · Wᵀ` with the matrices of several slots.
-    fn products<const N: usize>(&self, x: &Tensor<2>, slots: [Slot; N]) -> [Tensor<2>; N] {
-        if let Some(packed) = self.packed(x, slots) {
-            return PackedWeights::linear_each(x, packed);
+    /// `x · Wᵀ (+ b)` with the matrices of several slots.
+    fn products<const N: usize>(
+        &self,
+        x: &Tensor<2>,
+        slots: [Slot; N],
+        biases: [Option<&Tensor<2>>; N],
+    ) -> [Tensor<2>; N] {
+        let packed = self.packed(x, slots);
+        if packed.is_none() && slots.iter().all(|&slot| self.quantized(slot).is_none()) {
+            let weights = slots.map(|slot| self.need(slot));
+            return kernels::linear_each(x, weights.each_ref(), biases);
         }
-        if slots.iter().any(|&slot| self.quantized(slot).is_some()) {
-            return slots.map(|slot| match self.quantized(slot) {
+        let products = match packed {
+            Some(packed) => PackedWeights::linear_each(x, packed),
+            None => slots.map(|slot| match self.quantized(slot) {
                 Some((layout, words)) => kernels::quantized_linear(x, words, layout),
                 None => linear(x, &self.need(slot)),
-            });
-        }
-        let weights = slots.map(|slot| self.need(slot));
-        kernels::linear_each(x, weights.each_ref())
+            }),
+        };
+        let mut biases = biases.into_iter();
+        products.map(|y| match biases.next().flatten() {
+            Some(bias) => kernels::add_bias(y, bias),
+            None => y,
+        })
     }
 
     /// True if a product with a matrix is complete: its numbers are not quantized, and there is neither a bias nor an

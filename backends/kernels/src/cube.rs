@@ -31,6 +31,7 @@ mod cuda;
 pub(super) mod decays;
 pub(super) mod delta_rule;
 pub(super) mod embedding;
+pub(super) mod fused_linear;
 pub(super) mod fused_norm;
 pub(super) mod gated_norm;
 mod gemm;

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// The sum of a leaf's gradients, empty until the first.
-type Sum = Option<Tensor<2>>;
+pub(super) type Sum = Option<Tensor<2>>;
 
 thread_local! {
     /// Sums of the backward pass that this thread runs.
@@ -44,13 +44,17 @@ pub(super) fn leaf<B: KernelBackend>(tensor: &Tensor<2>) -> Option<NodeId> {
     tensor.is_require_grad().then(|| B::autodiff_primitive(tensor.clone()).id())
 }
 
-/// Hands the sum of a leaf to `add`, which gives the sum with one more gradient. False where there is no sum.
-pub(super) fn add(leaf: NodeId, add: impl FnOnce(Option<Tensor<2>>) -> Tensor<2>) -> bool {
-    // taken out, so that `add` has the only copy
-    let Some(sum) = SUMS.with_borrow_mut(|sums| sums.remove(&leaf)) else {
+/// Hands the sums of some leaves to `add`, which gives each with one more gradient. False where a leaf has no sum.
+pub(super) fn add(leaves: &[NodeId], add: impl FnOnce(Vec<Sum>) -> Vec<Tensor<2>>) -> bool {
+    // taken out, so that `add` has the only copies
+    let taken = SUMS.with_borrow_mut(|sums| {
+        let all = leaves.iter().all(|leaf| sums.contains_key(leaf));
+        all.then(|| leaves.iter().map(|leaf| sums.remove(leaf).flatten()).collect())
+    });
+    let Some(taken) = taken else {
         return false;
     };
-    let sum = add(sum);
-    SUMS.with_borrow_mut(|sums| sums.insert(leaf, Some(sum)));
+    let added = leaves.iter().zip(add(taken));
+    SUMS.with_borrow_mut(|sums| sums.extend(added.map(|(leaf, sum)| (*leaf, Some(sum)))));
     true
 }

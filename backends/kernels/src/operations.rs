@@ -5,6 +5,7 @@
 //! kernel is a function of the operation's name and signature in a file of `cpu` or `cube`.
 
 mod attention;
+mod decoding;
 mod delta_net;
 mod experts;
 mod norms;
@@ -16,6 +17,7 @@ mod sampling;
 mod scores;
 
 pub use attention::*;
+pub use decoding::*;
 pub use delta_net::*;
 pub use experts::*;
 pub use norms::*;

@@ -2,7 +2,7 @@
 
 use super::Decoder;
 use crate::cache::{Decode, KvCache};
-use crate::layer::decode::{CachedStep, Residual};
+use crate::layer::decode::{CachedStep, Residual, norm_of};
 use crate::rope::LayerAngles;
 use crate::unit::{Slot, UnitKind};
 use burn::tensor::Tensor;
@@ -35,7 +35,7 @@ impl Decoder {
     /// If [`Self::decodes_on_device`] is false.
     pub fn decode(&self, step: &StepBuffer, cache: &mut KvCache) -> Tensor<2> {
         let angles = LayerAngles::new(&self.arch, step.angles.clone());
-        let mut residual = Residual::new(self.embed(step.ids.clone()));
+        let mut residual = Residual::Whole(self.embed(step.ids.clone()));
         for index in self.body() {
             let weights = self.weights(index);
             let sublayer = self.sublayer(index, &weights, None);
@@ -50,8 +50,8 @@ impl Decoder {
             };
         }
         let head = self.head();
-        let norm = self.weights(self.units.len() - 1).need(Slot::InputNorm);
-        let [_, normed] = residual.normed(&self.arch, Some(norm));
+        let norm = norm_of(&self.arch, Some(self.weights(self.units.len() - 1).need(Slot::InputNorm)));
+        let [_, normed] = residual.normed(norm.as_ref());
         head.sampled_logits(&normed)
     }
 }

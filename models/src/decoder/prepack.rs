@@ -7,7 +7,7 @@ use crate::unit::Slot;
 use crate::{Error, Prepack, Quantization, Result};
 use burn::tensor::Tensor;
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::PackedWeights;
+use firebrick_backends::kernels::{self, PackedWeights};
 
 impl Decoder {
     /// This model with prepacked copies of its matrices; its weights are shared. On a GPU the exact copies of
@@ -41,10 +41,10 @@ impl Decoder {
                 Store::Device(weights) => {
                     *weights = weights.prepacked(copy)?;
                     if joins && joins_queries {
-                        weights.join(QKV);
+                        weights.join(QKV, |matrices| Tensor::cat(matrices, 0));
                     }
                     if joins {
-                        weights.join(GATE_UP);
+                        weights.join(GATE_UP, join_gate_up);
                     }
                 }
                 Store::Host(_) if prepack.quantization.is_some() => return Err(unread()),
@@ -62,6 +62,12 @@ impl Decoder {
         };
         self.units.iter().map(bytes).sum()
     }
+}
+
+/// The matrices of [`GATE_UP`] as one.
+fn join_gate_up(matrices: Vec<Tensor<2>>) -> Tensor<2> {
+    let matrices = matrices.try_into().unwrap_or_else(|_| unreachable!("one for each of two slots"));
+    kernels::joined_gate_up(matrices)
 }
 
 fn unread() -> Error {

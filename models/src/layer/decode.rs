@@ -1,49 +1,78 @@
-//! The two halves of a layer for one new token of each sequence on a GPU, in as few kernels as there are for it: a
-//! half's last product is added to the residual by the norm of the next half, and matrices that multiply the same rows
-//! are one where sampling has [joined](crate::weights::Weights::joined) them.
+//! The two halves of a layer for one new token of each sequence on a GPU, in as few kernels as there are for it. Matrices
+//! that multiply the same rows are one where sampling has [joined](crate::weights::Weights::joined) them. With few rows
+//! a half's last product adds to the residual, and the next half's first one norms it; with many the norm adds.
 
 use super::{Sublayer, attention_params};
 use crate::arch::{Arch, QkNorm};
 use crate::cache::{Decode, LayerCache};
 use crate::unit::Slot;
+use crate::weights::JoinedMatrix;
 use burn::tensor::Tensor;
-use firebrick_backends::kernels::{JoinedHeads, add_rms_norm, glu_joined, norm_heads, rms_norm};
+use firebrick_backends::kernels::{
+    JoinedHeads, RmsNorm, SquaredRows, add_rms_norm, add_rms_norm_parts, linear_glu, linear_parts, linear_residual,
+    norm_heads, rms_norm, rms_norm_linear,
+};
+use firebrick_spec::Activation;
 
 /// The matrices that are joined, in the order of their rows.
 pub(crate) const QKV: &[Slot] = &[Slot::Q, Slot::K, Slot::V];
 pub(crate) const GATE_UP: &[Slot] = &[Slot::Gate, Slot::Up];
 
-/// The residual stream, `[tokens, hidden]`, and what has still to be added to it.
+/// The residual stream, `[tokens, hidden]`.
 #[derive(Debug)]
-pub(crate) struct Residual {
-    sum: Tensor<2>,
-    pending: Option<Tensor<2>>,
+pub(crate) enum Residual {
+    /// With everything added.
+    Whole(Tensor<2>),
+    /// With everything added, and its squares.
+    Squared(SquaredRows),
+    /// And what has still to be added to it.
+    Pending(Tensor<2>, Tensor<2>),
+    /// And the parts of what has still to be added to it.
+    Parts(Tensor<2>, Tensor<2>),
 }
 
 impl Residual {
-    /// A residual to which nothing has to be added.
-    pub fn new(sum: Tensor<2>) -> Self {
-        Self { sum, pending: None }
-    }
-
     /// The residual with everything added, and its norm; itself where there is none before this half.
-    pub fn normed(self, arch: &Arch, weight: Option<Tensor<2>>) -> [Tensor<2>; 2] {
-        let (eps, offset) = (arch.norm_eps, arch.norm_offset);
-        match (self.pending, weight) {
-            (Some(pending), Some(weight)) => add_rms_norm(self.sum, &pending, &weight, eps, offset),
-            (None, Some(weight)) => {
-                let normed = rms_norm(&self.sum, &weight, eps, offset);
-                [self.sum, normed]
+    pub fn normed(self, norm: Option<&RmsNorm>) -> [Tensor<2>; 2] {
+        let Some(RmsNorm { weight, eps, offset }) = norm else {
+            let sum = match self {
+                Self::Whole(sum) | Self::Squared(SquaredRows { rows: sum, .. }) => sum,
+                Self::Pending(sum, pending) => sum + pending,
+                Self::Parts(..) => unreachable!("a half without a norm comes after one whose output is normed"),
+            };
+            return [sum.clone(), sum];
+        };
+        match self {
+            Self::Whole(sum) | Self::Squared(SquaredRows { rows: sum, .. }) => {
+                let normed = rms_norm(&sum, weight, *eps, *offset);
+                [sum, normed]
             }
-            (pending, None) => {
-                let sum = match pending {
-                    Some(pending) => self.sum + pending,
-                    None => self.sum,
-                };
-                [sum.clone(), sum]
-            }
+            Self::Pending(sum, pending) => add_rms_norm(sum, &pending, weight, *eps, *offset),
+            Self::Parts(sum, parts) => add_rms_norm_parts(sum, &parts, weight, *eps, *offset),
         }
     }
+
+    /// The residual with everything added, and the product of its norm with a matrix, gated where there is an
+    /// activation; the residual as it was where no kernel makes both at once.
+    fn normed_product(
+        self,
+        norm: Option<&RmsNorm>,
+        matrix: &JoinedMatrix,
+        gate: Option<Activation>,
+    ) -> Result<(Tensor<2>, Tensor<2>), Self> {
+        match (self, norm) {
+            (Self::Squared(x), Some(norm)) => match rms_norm_linear(&x, norm, &matrix.matrix, gate) {
+                Some(product) => Ok((x.rows, product)),
+                None => Err(Self::Squared(x)),
+            },
+            (residual, _) => Err(residual),
+        }
+    }
+}
+
+/// The norm of a weight, where the architecture has one.
+pub(crate) fn norm_of(arch: &Arch, weight: Option<Tensor<2>>) -> Option<RmsNorm> {
+    weight.map(|weight| RmsNorm { weight, eps: arch.norm_eps, offset: arch.norm_offset })
 }
 
 /// Inputs of attention of one new token per sequence, and the cache that it writes to.
@@ -60,20 +89,26 @@ impl Sublayer<'_> {
     pub fn decode_attention(&self, residual: Residual, cached: CachedStep<'_>) -> Residual {
         let Self { arch, w, .. } = self;
         let CachedStep { cache, step, query_scale: scale } = cached;
-        let [x, h] = residual.normed(arch, w.get(Slot::InputNorm));
+        let norm = norm_of(arch, w.get(Slot::InputNorm));
         let params = attention_params(arch, self.layer);
         // one tensor of queries and keys has no place for factors of queries alone
-        let joined = match scale {
-            None => self.joined_qkv(&h),
-            Some(_) => None,
-        };
+        let joined = if scale.is_none() { self.joined_qkv() } else { None };
         let sinks = w.get(Slot::Sinks);
-        let mixed = match joined {
-            Some((qkv, bias)) => cache.decode_joined(params, (&qkv, bias.as_ref()), heads(arch), sinks.as_ref(), step),
+        let (x, mixed) = match joined {
+            Some(matrix) => {
+                let (x, qkv) = residual.normed_product(norm.as_ref(), matrix, None).unwrap_or_else(|residual| {
+                    let [x, h] = residual.normed(norm.as_ref());
+                    (x, matrix.product(&h))
+                });
+                let qkv = self.norm_heads(qkv);
+                let new = (&qkv, matrix.bias.as_ref());
+                (x, cache.decode_joined(params, new, heads(arch), sinks.as_ref(), step))
+            }
             None => {
+                let [x, h] = residual.normed(norm.as_ref());
                 let (qkv, gate) = self.query_key_value(&h, scale);
                 assert!(gate.is_none(), "models with gated attention decode elsewhere");
-                cache.decode(params, qkv, sinks.as_ref(), step)
+                (x, cache.decode(params, qkv, sinks.as_ref(), step))
             }
         };
         self.add_later(x, &mixed, Slot::O)
@@ -81,31 +116,42 @@ impl Sublayer<'_> {
 
     /// The MLP half.
     pub fn decode_mlp(&self, residual: Residual) -> Residual {
-        let [x, h] = residual.normed(self.arch, self.w.get(Slot::InputNorm));
+        let (norm, activation) = (norm_of(self.arch, self.w.get(Slot::InputNorm)), self.arch.activation);
         let joined = self.w.joined(GATE_UP, self.lora).filter(|matrix| matrix.bias.is_none());
-        let gated = match joined {
-            Some(matrix) => glu_joined(&matrix.product(&h), self.arch.activation),
-            None => self.gated(&h),
+        let (x, gated) = match joined {
+            Some(matrix) => {
+                residual.normed_product(norm.as_ref(), matrix, Some(activation)).unwrap_or_else(|residual| {
+                    let [x, h] = residual.normed(norm.as_ref());
+                    (x, linear_glu(&h, &matrix.matrix, activation))
+                })
+            }
+            None => {
+                let [x, h] = residual.normed(norm.as_ref());
+                (x, self.gated(&h))
+            }
         };
         self.add_later(x, &gated, Slot::Down)
     }
 
-    /// Queries, keys and values by one product, and the biases that are still to be added to them.
-    fn joined_qkv(&self, h: &Tensor<2>) -> Option<(Tensor<2>, Option<Tensor<2>>)> {
+    /// The matrix of queries, keys and values, where attention takes its products.
+    fn joined_qkv(&self) -> Option<&JoinedMatrix> {
+        let joined = self.w.joined(QKV, self.lora)?;
+        let takes = match self.arch.qk_norm {
+            None => true,
+            // a head is normed with its bias
+            Some(QkNorm::Heads) => joined.bias.is_none(),
+            // the kernel that norms joined rows takes each head by itself
+            Some(QkNorm::Projection) => false,
+        };
+        takes.then_some(joined)
+    }
+
+    /// Products of [`Self::joined_qkv`] with each head of queries and keys normed, where the architecture does so.
+    fn norm_heads(&self, qkv: Tensor<2>) -> Tensor<2> {
         let Self { arch, w, .. } = self;
-        // the kernel that norms joined rows takes each head by itself
-        if arch.qk_norm == Some(QkNorm::Projection) {
-            return None;
-        }
-        let joined = w.joined(QKV, self.lora)?;
-        let norms = [Slot::QNorm, Slot::KNorm].map(|slot| w.get(slot));
-        match (norms, &joined.bias) {
-            ([None, None], bias) => Some((joined.product(h), bias.clone())),
-            ([Some(q), Some(k)], None) => {
-                let qkv = norm_heads(joined.product(h), [&q, &k], heads(arch), arch.norm_eps, arch.norm_offset);
-                Some((qkv, None))
-            }
-            _ => None,
+        match [Slot::QNorm, Slot::KNorm].map(|slot| w.get(slot)) {
+            [Some(q), Some(k)] => norm_heads(qkv, [&q, &k], heads(arch), arch.norm_eps, arch.norm_offset),
+            _ => qkv,
         }
     }
 
@@ -113,11 +159,22 @@ impl Sublayer<'_> {
     /// or it is normed itself.
     fn add_later(&self, residual: Tensor<2>, y: &Tensor<2>, matrix: Slot) -> Residual {
         let Self { w, lora, .. } = *self;
-        match w.get(Slot::PostNorm) {
-            Some(_) => Residual::new(self.onto_residual(residual, w.linear(y, matrix, lora))),
-            None if w.panels(matrix).is_some() => Residual::new(w.linear_add(residual, y, matrix, lora)),
-            None => Residual { sum: residual, pending: Some(w.linear(y, matrix, lora)) },
+        if w.get(Slot::PostNorm).is_some() {
+            return Residual::Whole(self.onto_residual(residual, w.linear(y, matrix, lora)));
         }
+        if w.panels(matrix).is_some() {
+            return Residual::Whole(w.linear_add(residual, y, matrix, lora));
+        }
+        if w.is_bare(matrix, lora) {
+            let matrix = w.need(matrix);
+            if let Some(sum) = linear_residual(&residual, y, &matrix) {
+                return Residual::Squared(sum);
+            }
+            if let Some(parts) = linear_parts(y, &matrix) {
+                return Residual::Parts(residual, parts);
+            }
+        }
+        Residual::Pending(residual, w.linear(y, matrix, lora))
     }
 }
 

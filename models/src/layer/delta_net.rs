@@ -16,7 +16,7 @@ impl Sublayer<'_> {
         let Some(shape) = &arch.delta_net else {
             unreachable!("an architecture with such layers has their shape");
         };
-        let h = self.normed_input(x.clone());
+        let [h, x] = self.normed_residual(x);
         let projections = [Slot::DeltaQkv, Slot::DeltaZ, Slot::DeltaA, Slot::DeltaB];
         let [qkv, z, a, b] = w.linear_each(&h, projections, self.lora);
         let taps = w.need(Slot::Convolution);

@@ -2,16 +2,17 @@
 //! token and launch fewer.
 
 use super::rollout::{Asked, DRAWN, PROMPTS, TRUNCATED, assert_same, run_captured};
-use super::{model, on_gpus};
+use super::{backend, model, on_gpus};
 use crate::support::fixtures;
 use crate::support::model::{Model, nll_rows};
 use crate::support::report;
 use burn::tensor::{DType, Device, Tensor};
-use firebrick_backends::MAX_GRAPHS;
+use firebrick_backends::device::Backend;
 use firebrick_backends::kernels::{self, KvPool, SlotMapping, write_kv};
 use firebrick_backends::launches::{LaunchCounts, before_each, count, total};
 use firebrick_backends::memory::{read, read_pools};
 use firebrick_backends::transfer::HostTensor;
+use firebrick_backends::{MAX_GRAPHS, Precision};
 use firebrick_engine::batch::Batch;
 use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::sft::Nll;
@@ -36,6 +37,7 @@ on_gpus! {
     a_graph_reads_long_sequences_as_they_grow,
     weights_and_caches_in_8_bits_are_captured_too,
     joined_matrices_save_six_kernels_a_layer,
+    few_rows_in_half_precision_take_five_kernels_a_layer,
     a_replayed_step_launches_no_kernel_of_a_layer,
     gated_delta_net_decodes_and_trains_through_its_kernels,
     a_shared_prompt_launches_the_kernels_of_a_repeated_one,
@@ -196,6 +198,42 @@ fn joined_matrices_save_six_kernels_a_layer(device: &Device) {
     let separate = kernels_per_step(&model, Prepack::default(), &[]);
     let joined = kernels_per_step(&model, JOINED, &[]);
     assert!(joined + 6.0 * layers <= separate, "{separate} and {joined} kernels in {layers} layers");
+}
+
+/// On NVIDIA's tensor cores: with the same probabilities as kernels one by one, up to rounding.
+fn few_rows_in_half_precision_take_five_kernels_a_layer(device: &Device) {
+    if backend(device) != Backend::Cuda {
+        return;
+    }
+    let Value::Object(config) = json!({
+        "model_type": "qwen2", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2
+    }) else {
+        unreachable!("an object")
+    };
+    let mut arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
+    arch.precision = Precision::Bf16;
+    let layers = arch.num_layers as f64;
+    let mut model = Model::load(&fixtures().join("models/qwen2-tied"));
+    model.decoder = Decoder::random(arch, 1, device);
+    let joined = kernels_per_step(&model, JOINED, &[]);
+    // the first norm, and what a step does besides its layers
+    assert!(joined <= 5.0 * layers + 12.0, "{joined} kernels in {layers} layers");
+
+    let limits = SchedulerConfig::new(64);
+    let run = |prepack| sample(&model, Asked { new: 24, ..DRAWN }, &limits, prepack, &[]).samples;
+    let (found, expected) = (run(JOINED), run(Prepack::default()));
+    let (mut alike, mut all) = (0, 0);
+    for (found, expected) in found.iter().zip(&expected) {
+        all += expected.tokens.len();
+        // from the first other token on the text is another one
+        let same = found.tokens.iter().zip(&expected.tokens).take_while(|(a, b)| a == b).count();
+        for (a, b) in found.logps[..same].iter().zip(&expected.logps) {
+            assert!((a - b).abs() < 0.1, "log-probs {a} and {b}");
+        }
+        alike += same;
+    }
+    assert!(10 * alike >= 8 * all, "{alike} of {all} tokens");
 }
 
 fn a_replayed_step_launches_no_kernel_of_a_layer(device: &Device) {

@@ -1,28 +1,30 @@
 //! Norm, gate and rotary embedding.
 
 use super::{assert_near, cases, fused, leaf, numbers, on_gpus, precisions, stored, values};
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, Activation, JoinedHeads};
 
 on_gpus!(
     a_norm_is_added_to_its_residual_in_one_pass,
     a_residual_is_added_and_normed_in_one_pass,
+    a_norm_adds_its_gradient_to_that_of_its_residual,
     heads_of_queries_and_keys_are_normed_and_values_are_not,
     a_gate_of_joined_rows_is_that_of_separate_ones,
     norm_and_its_gradients_are_their_formulas,
     every_gate_and_its_gradients_are_their_formulas,
     a_gate_leaves_what_others_hold_as_it_was,
     rotary_turns_and_its_gradient_turns_back,
+    queries_and_keys_turn_together_as_they_do_apart,
 );
 
 /// A function of two rows of numbers with its gradients, given that of the result.
-struct Expected {
-    y: Vec<f64>,
+pub(super) struct Expected {
+    pub y: Vec<f64>,
     d_first: Vec<f64>,
     d_second: Vec<f64>,
 }
 
-fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
+pub(super) fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
     let n = w.len();
     let mut all = Expected { y: Vec::new(), d_first: Vec::new(), d_second: vec![0.0; n] };
     for (x, g) in x.chunks(n).zip(g.chunks(n)) {
@@ -102,7 +104,49 @@ fn a_residual_is_added_and_normed_in_one_pass(device: &Device) {
             let [sum, normed] = both;
             assert_near(&what, &values(sum), &sums, tolerance);
             assert_near(&what, &values(normed), &expected.y, tolerance);
-            assert_near("a residual that others hold", &values(base), &bases, 0.0);
+            assert_near("a residual that others hold", &values(base.clone()), &bases, 0.0);
+
+            // in parts, whose sum is rounded
+            let halves =
+                [xs.iter().map(|x| x / 2.0).collect::<Vec<f64>>(), xs.iter().map(|x| x / 2.0).collect()].concat();
+            let (parts, _) = stored(halves, [2, rows * n], DType::F32, device);
+            let [again, normed] = fused(|| kernels::add_rms_norm_parts(base.clone(), &parts, &w, 1e-6, 1.0));
+            assert_near(&format!("{what} in parts"), &values(again), &sums, 0.0);
+            assert_near(&format!("{what} in parts"), &values(normed), &expected.y, tolerance);
+        });
+    }
+}
+
+fn a_norm_adds_its_gradient_to_that_of_its_residual(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        cases((1_usize..90, 1_usize..150), |(rows, n)| {
+            let shape = [rows, n];
+            let (x, xs) = stored(numbers(rows * n, 54, 2.0), shape, dtype, device);
+            let (w, ws) = stored(numbers(n, 55, 1.0), [1, n], dtype, device);
+            let [(g, gs), (r, rs)] = [56, 57].map(|salt| stored(numbers(rows * n, salt, 1.0), shape, dtype, device));
+            let expected = rms_norm(&xs, &ws, &gs, 1e-6, 1.0);
+            let what = format!("a norm beside its residual of {shape:?} in {dtype:?}");
+            // a frozen weight, and a norm that nothing depends on
+            for (trained, normed_used) in [(true, true), (false, true), (true, false)] {
+                let (x, w) = (leaf(&x), if trained { leaf(&w) } else { w.clone().autodiff() });
+                let [normed, residual] = fused(|| kernels::rms_norm_residual(x.clone(), &w, 1e-6, 1.0));
+                assert_near(&what, &values(normed.clone().inner()), &expected.y, tolerance);
+                assert_near(&what, &values(residual.clone().inner()), &xs, 0.0);
+                let root = kernels::backward_root(residual, r.clone());
+                let root = if normed_used { root + kernels::backward_root(normed, g.clone()) } else { root };
+                let mut grads = root.backward();
+                let through = |i: usize| if normed_used { expected.d_first[i] } else { 0.0 };
+                let d_x: Vec<f64> = rs.iter().enumerate().map(|(i, r)| r + through(i)).collect();
+                let found = x.grad_remove(&mut grads).expect("a leaf");
+                assert_near(&format!("{what}: dx"), &values(found), &d_x, tolerance);
+                let d_w = if trained { w.grad_remove(&mut grads) } else { None };
+                assert_eq!(d_w.is_some(), trained && normed_used);
+                if let Some(d_w) = d_w {
+                    assert_near(&format!("{what}: dw"), &values(d_w), &expected.d_second, tolerance);
+                }
+            }
+            assert_near("gradients that others hold", &values(g), &gs, 0.0);
+            assert_near("gradients that others hold", &values(r), &rs, 0.0);
         });
     }
 }
@@ -163,7 +207,7 @@ fn norm_and_its_gradients_are_their_formulas(device: &Device) {
     }
 }
 
-fn gated(gate: Activation, x: f64) -> (f64, f64) {
+pub(super) fn gated(gate: Activation, x: f64) -> (f64, f64) {
     match gate {
         Activation::Silu => {
             let s = 1.0 / (1.0 + (-x).exp());
@@ -272,5 +316,40 @@ fn rotary_turns_and_its_gradient_turns_back(device: &Device) {
         cases((1_usize..30, 1_usize..5, 1_usize..20), |(t, h, d)| {
             hold_rotary([t, h, d], dtype, tolerance, device);
         });
+    }
+}
+
+fn queries_and_keys_turn_together_as_they_do_apart(device: &Device) {
+    for (dtype, _) in precisions(device) {
+        // 16 are read 16 bytes at a time on CUDA
+        for [tokens, heads, others, half] in [[7, 4, 2, 16], [5, 3, 3, 9], [1, 1, 2, 4]] {
+            let tensor = |heads: usize, salt| {
+                let shape = [tokens, heads, 2 * half];
+                stored::<3>(numbers(tokens * heads * 2 * half, salt, 1.0), shape, dtype, device).0
+            };
+            let angle = |salt| stored(numbers(tokens * half, salt, 1.0), [tokens, 1, half], dtype, device).0;
+            let (x, g) = ([tensor(heads, 60), tensor(others, 61)], [tensor(heads, 62), tensor(others, 63)]);
+            let (cos, sin) = (angle(64), angle(65));
+            let leaves = x.each_ref().map(leaf);
+            let turned = fused(|| kernels::rotary_each(leaves.clone(), &cos, &sin));
+            let apart = leaves.clone().map(|x| kernels::rotary(x, &cos, &sin));
+            let gradients = |turned: [Tensor<3>; 2], used: usize| {
+                let roots = turned.into_iter().zip(&g).take(used).map(|(y, g)| kernels::backward_root(y, g.clone()));
+                let mut grads = roots.reduce(|a, b| a + b).expect("one is used").backward();
+                leaves.each_ref().map(|x| x.grad_remove(&mut grads).map(values))
+            };
+            let what = format!("{heads} and {others} heads of {half} pairs in {dtype:?}");
+            for (both, one) in turned.iter().zip(&apart) {
+                assert_eq!(values(both.clone().inner()), values(one.clone().inner()), "{what}");
+            }
+            assert_eq!(gradients(turned, 2), gradients(apart, 2), "{what}: gradients");
+            let again = || leaves.clone().map(|x| kernels::rotary(x, &cos, &sin));
+            let together = kernels::rotary_each(leaves.clone(), &cos, &sin);
+            assert_eq!(gradients(together, 1), gradients(again(), 1), "{what}: gradients of one");
+            for (x, salt) in x.into_iter().zip([60, 61]) {
+                let [_, heads, _] = x.dims();
+                assert_eq!(values(x), values(tensor(heads, salt)), "{what}: what somebody else holds");
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! Shapes are no multiples of anything.
 
 mod attention;
+mod decoding;
 mod delta_rule;
 mod layer;
 mod linear_attention;

@@ -13,13 +13,15 @@ on_gpus!(
     a_row_has_the_same_product_however_many_rows_there_are,
     products_and_their_gradients_are_their_formulas,
     products_of_whole_tiles_and_of_many_inputs_are_their_formulas,
+    products_of_one_input_and_their_gradients_are_their_formulas,
+    a_product_onto_a_residual_and_its_gradients_are_their_formulas,
     a_product_is_added_to_rows_of_a_sum,
     tensor_cores_of_each_generation_give_the_products_of_their_formulas,
     a_bias_is_added_to_every_row_and_its_gradient_is_the_sum_of_all,
 );
 
 /// `a · b` of `[m, k]` and `[k, n]`, each read by its strides of rows and columns.
-fn product(
+pub(super) fn product(
     [m, k, n]: [usize; 3],
     (a, a_strides): (&[f64], [usize; 2]),
     (b, b_strides): (&[f64], [usize; 2]),
@@ -34,7 +36,11 @@ fn product(
 }
 
 /// Rows, `[rows, inner]`, and a matrix, `[outputs, inner]`.
-fn operands([rows, inner, outputs]: [usize; 3], dtype: DType, device: &Device) -> [(Tensor<2>, Vec<f64>); 2] {
+pub(super) fn operands(
+    [rows, inner, outputs]: [usize; 3],
+    dtype: DType,
+    device: &Device,
+) -> [(Tensor<2>, Vec<f64>); 2] {
     [
         stored(numbers(rows * inner, 48, 1.0), [rows, inner], dtype, device),
         stored(numbers(outputs * inner, 49, 1.0), [outputs, inner], dtype, device),
@@ -161,16 +167,122 @@ fn products_of_whole_tiles_and_of_many_inputs_are_their_formulas(device: &Device
     }
 }
 
+/// `x · Wᵀ` of several matrices with biases: each product, and gradients of everything from those of the products that
+/// are `used`.
+fn hold_products(size: (usize, usize, [usize; 3]), used: [bool; 3], dtype: DType, tolerance: f64, device: &Device) {
+    let (rows, inner, outputs) = size;
+    let what = format!("products of {size:?} in {dtype:?}, of which are used {used:?}");
+    let tensor = |salt: u32, shape: [usize; 2]| {
+        let (tensor, exact) = stored(numbers(shape[0] * shape[1], salt, 1.0), shape, dtype, device);
+        (leaf(&tensor), tensor, exact)
+    };
+    let of_each = |first: u32, height: Option<usize>| {
+        let shape = |i: usize| height.map_or([outputs[i], inner], |height| [height, outputs[i]]);
+        [0, 1, 2].map(|i| tensor(first + i as u32, shape(i)))
+    };
+    let (x, _, xs) = tensor(54, [rows, inner]);
+    let [w, b, g] = [(60, None), (70, Some(1)), (80, Some(rows))].map(|(first, height)| of_each(first, height));
+    let products = || kernels::linear_each(&x, w.each_ref().map(|w| &w.0), b.each_ref().map(|b| Some(&b.0)));
+    let root = || {
+        let roots = products().into_iter().zip(&g).zip(used).filter(|(_, used)| *used);
+        roots.map(|((y, g), _)| kernels::backward_root(y, g.1.clone())).reduce(|a, b| a + b).expect("one is used")
+    };
+    for (i, y) in products().into_iter().enumerate() {
+        let mut expected = product([rows, inner, outputs[i]], (&xs, [inner, 1]), (&w[i].2, [1, inner]));
+        expected.iter_mut().enumerate().for_each(|(at, y)| *y += b[i].2[at % outputs[i]]);
+        assert_near(&format!("{what}: product {i}"), &values(y.inner()), &expected, tolerance);
+    }
+
+    let mut grads = root().backward();
+    let mut d_x = vec![0.0; rows * inner];
+    for i in (0..3).filter(|&i| used[i]) {
+        let n = outputs[i];
+        let part = product([rows, n, inner], (&g[i].2, [n, 1]), (&w[i].2, [inner, 1]));
+        d_x.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    let found = x.grad_remove(&mut grads).expect("a leaf");
+    assert_near(&format!("{what}: d x"), &values(found), &d_x, tolerance);
+    for i in 0..3 {
+        let n = outputs[i];
+        let (dw, db) = (w[i].0.grad_remove(&mut grads), b[i].0.grad_remove(&mut grads));
+        assert_eq!([&dw, &db].map(Option::is_some), [used[i]; 2], "{what}: gradients {i}");
+        if let Some((dw, db)) = dw.zip(db) {
+            let expected = product([n, rows, inner], (&g[i].2, [1, n]), (&xs, [inner, 1]));
+            assert_near(&format!("{what}: d w {i}"), &values(dw), &expected, tolerance);
+            let sums: Vec<f64> = (0..n).map(|at| g[i].2[at..].iter().step_by(n).sum()).collect();
+            assert_near(&format!("{what}: d bias {i}"), &values(db), &sums, tolerance);
+        }
+    }
+
+    // beside sums, of which the first has a gradient already
+    let gpu_adds = adds_gradients([rows, inner, outputs[0]], dtype, device);
+    let start = Tensor::ones([outputs[0], inner], (device, DType::F32));
+    let leaves = [(&w[0].0, Some(start)), (&w[1].0, None), (&w[2].0, None)];
+    let (_, sums) = kernels::backward_with_sums(root(), leaves.into());
+    for (i, sum) in sums.into_iter().enumerate().filter(|(i, _)| used[*i] && gpu_adds) {
+        let n = outputs[i];
+        let mut expected = product([n, rows, inner], (&g[i].2, [1, n]), (&xs, [inner, 1]));
+        expected.iter_mut().for_each(|value| *value += if i == 0 { 1.0 } else { 0.0 });
+        assert_near(&format!("{what}: sum of d w {i}"), &values(sum.expect("a sum")), &expected, 1e-5);
+    }
+}
+
+fn products_of_one_input_and_their_gradients_are_their_formulas(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        // of outputs that are no whole tiles, of few rows, that no kernel takes, and of many outputs, whose sum is divided
+        for (size, used) in [
+            ((72, 40, [136, 24, 200]), [true; 3]),
+            ((264, 72, [128, 64, 64]), [true, false, true]),
+            ((20, 40, [24, 8, 16]), [true; 3]),
+            ((70, 44, [24, 8, 10]), [false, true, true]),
+            ((72, 40, [2056, 16, 2080]), [true; 3]),
+        ] {
+            hold_products(size, used, dtype, tolerance, device);
+        }
+    }
+}
+
+fn a_product_onto_a_residual_and_its_gradients_are_their_formulas(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        // the last with inputs that are divided among blocks
+        for size in [[264, 40, 136], [9, 40, 24], [72, 4104, 40]] {
+            let [rows, inner, outputs] = size;
+            let [(x, xs), (w, ws)] = operands(size, dtype, device);
+            let shape = [rows, outputs];
+            let (base, bases) = stored(numbers(rows * outputs, 57, 1.0), shape, dtype, device);
+            let (g, gs) = stored(numbers(rows * outputs, 58, 1.0), shape, dtype, device);
+            let what = format!("a product of {size:?} onto a residual in {dtype:?}");
+            let leaves = [&base, &x, &w].map(leaf);
+            let [b, x, w] = &leaves;
+            let y = kernels::linear_add(b.clone(), x, w);
+            let mut expected = product([rows, inner, outputs], (&xs, [inner, 1]), (&ws, [1, inner]));
+            expected.iter_mut().zip(&bases).for_each(|(y, base)| *y += base);
+            assert_near(&what, &values(y.clone().inner()), &expected, tolerance);
+            assert_near("the residual", &values(base), &bases, 0.0);
+            let mut grads = kernels::backward_root(y, g).backward();
+            let d_x = product([rows, outputs, inner], (&gs, [outputs, 1]), (&ws, [inner, 1]));
+            let d_w = product([outputs, rows, inner], (&gs, [1, outputs]), (&xs, [inner, 1]));
+            for (leaf, (name, expected)) in leaves.iter().zip([("residual", &gs), ("x", &d_x), ("w", &d_w)]) {
+                let found = leaf.grad_remove(&mut grads).expect("a leaf");
+                assert_near(&format!("{what}: d {name}"), &values(found), expected, tolerance);
+            }
+        }
+    }
+}
+
 /// On the stand-in for a card: an Ampere, which has other instructions than Hopper, and cards so small that large tiles
 /// fill them.
 fn tensor_cores_of_each_generation_give_the_products_of_their_formulas(device: &Device) {
     if backend(device) != Backend::Cuda || !is_stand_in() {
         return;
     }
-    let test = "kernels::products::cuda::products_of_whole_tiles_and_of_many_inputs_are_their_formulas";
+    let tests = [
+        "kernels::products::cuda::products_of_whole_tiles_and_of_many_inputs_are_their_formulas",
+        "kernels::products::cuda::products_of_one_input_and_their_gradients_are_their_formulas",
+    ];
     for (capability, multiprocessors) in [("80", "1"), ("80", "132"), ("90", "1")] {
         let card = [("STAND_IN_CAPABILITY", capability), ("STAND_IN_MULTIPROCESSORS", multiprocessors)];
-        again(test, &card);
+        tests.iter().for_each(|test| again(test, &card));
     }
 }
 

@@ -82,7 +82,7 @@ pub(crate) fn takes(a: &Tensor<2>, b: &Tensor<2>) -> bool {
 /// See [`crate::linear_wide`].
 pub(crate) fn linear_wide(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
     if skinny_gemm::takes(x, &[w]) {
-        let [y] = skinny_gemm::linear_each(x, [w]);
+        let [y] = skinny_gemm::linear_each(x, [w], [None]);
         return y;
     }
     matmul(x, w, Transposed::Right)

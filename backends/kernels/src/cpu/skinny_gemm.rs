@@ -21,7 +21,11 @@ pub(crate) fn takes(x: &Tensor<2>, others: &[&Tensor<2>]) -> bool {
 }
 
 /// See [`crate::linear_each`].
-pub(crate) fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> [Tensor<2>; N] {
+pub(crate) fn linear_each<const N: usize>(
+    x: &Tensor<2>,
+    w: [&Tensor<2>; N],
+    _biases: [Option<&Tensor<2>>; N],
+) -> [Tensor<2>; N] {
     let x = detached(x.clone());
     let w = w.map(|w| detached(w.clone()));
     let _span = span("product", w.iter().map(|w| flops(&x, w)).sum());

@@ -140,7 +140,7 @@ fn products_of_few_rows_are_their_formulas() {
         let [a, b] = [6, 7].map(|seed| numbers([outer, inner], seed));
         let c = numbers([3, inner], 8);
         let plain = |w: &Tensor<2>| x.clone().matmul(w.clone().transpose());
-        let actual = fused(|| linear_each(&x, [&a, &c, &b]));
+        let actual = fused(|| linear_each(&x, [&a, &c, &b], [None; 3]));
         for (actual, w) in actual.iter().zip([&a, &c, &b]) {
             assert_same("products", actual, &plain(w));
         }
@@ -150,7 +150,7 @@ fn products_of_few_rows_are_their_formulas() {
         let actual = fused(|| linear_swiglu(&x, &a, &b));
         assert_same("gated", &actual, &(silu(plain(&a)) * plain(&b)));
         let graph = x.clone().autodiff();
-        assert!(crate::fused(|| linear_each(&graph, [&a.clone().autodiff()])).is_none(), "a graph");
+        assert!(crate::fused(|| linear_each(&graph, [&a.clone().autodiff()], [None])).is_none(), "a graph");
     }
 }
 

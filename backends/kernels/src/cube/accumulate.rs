@@ -1,6 +1,8 @@
 //! Sums of gradients in f32, whatever type each is computed in.
 
 use super::prelude::*;
+use crate::gradient_sums;
+use burn::backend::autodiff::NodeId;
 
 /// Returns true if the kernel takes a sum and what is added.
 pub(crate) fn takes(sum: &Tensor<2>, gradient: &Tensor<2>) -> bool {
@@ -17,6 +19,15 @@ pub(crate) fn accumulate(sum: Tensor<2>, gradient: &Tensor<2>) -> Tensor<2> {
     let grid = Grid::elements([&sum], n / size);
     launch!(add, grid, size, [&sum, &gradient], n / size, elem(&gradient));
     Cube::tensor(sum)
+}
+
+/// Hands the sums of some leaves' gradients to `add`, those that are there to write to; it gives each with one more. False
+/// where a leaf has no sum.
+pub(super) fn add_to_sums(leaves: &[NodeId], add: impl FnOnce(Vec<Option<CubeTensor>>) -> Vec<CubeTensor>) -> bool {
+    gradient_sums::add(leaves, |sums| {
+        let sums = sums.into_iter().map(|sum| sum.map(|sum| into_writable(detached(sum)))).collect();
+        add(sums).into_iter().map(Cube::tensor).collect()
+    })
 }
 
 #[cube(launch, address_type = "dynamic")]

@@ -9,6 +9,7 @@ use cubecl::ir::metadata::Info;
 use cubecl::ir::{AddressType, ElemType, Scope, UIntKind};
 use cubecl::server::{KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeKernel, PrecompiledSource};
+use firebrick_spec::Activation;
 use std::fmt::{self, Debug, Display, Formatter};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -17,6 +18,9 @@ pub(super) const PTX: &str = include_str!("cuda/ptx.cuh");
 
 /// Rows of heads in shared memory, and scores of attention, for a `DIM`, `SCALE`, `CAPPED` and `CAP`.
 pub(super) const HEADS: &str = include_str!("cuda/heads.cuh");
+
+/// The gate of an MLP, for a `GATE` ([`gate_constant`]).
+pub(super) const GATE: &str = include_str!("cuda/gate.cuh");
 
 /// A kernel's compile-time parameters, from which its source follows.
 pub(super) trait CudaSource: Clone + Debug + Eq + Hash + Send + Sync + 'static {
@@ -70,6 +74,16 @@ pub(super) fn element_types(dtype: DType) -> String {
          typedef unsigned int u32;\ntypedef unsigned long long u64;\n\
          typedef {element} Element;\n#define ELEMENT \"{name}\"\n"
     )
+}
+
+/// The activation of a source's gate.
+pub(super) fn gate_constant(activation: Activation) -> String {
+    let name = match activation {
+        Activation::Silu => "SILU",
+        Activation::Gelu => "GELU",
+        Activation::GeluTanh => "GELU_TANH",
+    };
+    format!("enum {{ SILU, GELU, GELU_TANH }};\nstatic const int GATE = {name};\n")
 }
 
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use super::column_sums::{Term, X, Z, column_sums};
 use super::glu::activation;
-use super::norm::{NormShape, NormShapeLaunch, reciprocal};
+use super::norm::{NormShape, NormShapeLaunch};
 use super::prelude::*;
 use crate::gradient_sums;
 use burn::backend::autodiff::NodeId;
@@ -97,7 +97,17 @@ fn gated_normalise<X: Float, Z: Float>(
     let row = row_index(grid);
     let first = row * shape.n;
     let is_row = row < shape.rows;
-    let r = reciprocal::<X>(&mut lanes, x, first, is_row, shape.n, shape.eps, comptime!(grid.units));
+    let mut squares = 0.0f32;
+    if is_row {
+        let mut i = UNIT_POS_X as usize;
+        while i < shape.n {
+            let value = f32::cast_from(x[first + i]);
+            squares += value * value;
+            i += comptime!(grid.units);
+        }
+    }
+    let squares = row_sum(&mut lanes, squares, comptime!(grid.units));
+    let r = 1.0f32 / (squares / shape.n as f32 + shape.eps).sqrt();
     if is_row {
         let mut i = UNIT_POS_X as usize;
         while i < shape.n {

@@ -3,10 +3,11 @@
 //!
 //! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`).
 
-use super::column_sums::{sum_rows, sum_rows_into};
-use super::cuda::{CudaSource, PTX, compute_capability, element_types, fingerprint, launch_cuda};
+use super::column_sums::{sum_rows_into, sum_rows_plus};
+use super::cuda::{CudaSource, GATE, PTX, compute_capability, element_types, fingerprint, gate_constant, launch_cuda};
 use super::prelude::*;
 use cubecl::ir::attributes::BufferIOAttr;
+use firebrick_spec::Activation;
 use std::sync::LazyLock;
 
 const TILE: &str = include_str!("gemm/tile.cuh");
@@ -23,7 +24,7 @@ const TILE_COLUMNS: usize = 128;
 const GROUP: usize = 8;
 
 /// Numbers of a copy: what rows in memory must be a multiple of.
-const CHUNK: usize = 8;
+pub(super) const CHUNK: usize = 8;
 
 /// Inputs of a tile.
 const INPUTS: usize = 32;
@@ -84,6 +85,10 @@ struct Variant {
     /// Rows of a tile.
     rows: usize,
     orders: [Order; 2],
+    /// Pairs of matrices.
+    pairs: usize,
+    /// True if all products are summed.
+    summed: bool,
     epilogue: Epilogue,
 }
 
@@ -92,10 +97,33 @@ struct Variant {
 enum Epilogue {
     /// Of the matrices' type.
     Rounded,
+    /// Of the matrices' type, with a matrix of it added before.
+    Plus,
     /// In f32.
     Sums,
     /// Added to sums in f32.
     Added,
+    /// The gate of an MLP, of columns that take turns by eight.
+    Gated(Activation),
+}
+
+impl Variant {
+    /// Products that the kernel writes.
+    fn products(&self) -> usize {
+        if self.summed { 1 } else { self.pairs }
+    }
+
+    /// Parameters of the kernel, by the letter of their names, and how many there are of each.
+    fn buffers(&self) -> [(&'static str, &'static str, usize); 4] {
+        let plus = if self.epilogue == Epilogue::Plus { self.products() } else { 0 };
+        let out = ("Out*", "out", self.products());
+        [
+            ("Element const*", "a", self.pairs),
+            ("Element const*", "b", self.pairs),
+            ("Element const*", "plus", plus),
+            out,
+        ]
+    }
 }
 
 impl CudaSource for Variant {
@@ -111,7 +139,14 @@ impl CudaSource for Variant {
     }
 
     fn source(&self) -> String {
-        let out = if self.epilogue == Epilogue::Rounded { "Element" } else { "float" };
+        let (activation, gated) = match self.epilogue {
+            Epilogue::Gated(activation) => (activation, true),
+            _ => (Activation::Silu, false),
+        };
+        let out = match self.epilogue {
+            Epilogue::Rounded | Epilogue::Plus | Epilogue::Gated(_) => "Element",
+            Epilogue::Sums | Epilogue::Added => "float",
+        };
         let adds = self.epilogue == Epilogue::Added;
         let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
         // stages that fill 48 KiB, and blocks of a multiprocessor
@@ -121,19 +156,35 @@ impl CudaSource for Variant {
             (_, Instructions::Mma) => (4, 3),
         };
         let [a, b] = self.orders.map(|order| order == Order::Inputs);
-        let (rows, threads) = (self.rows, self.threads());
+        let Self { rows, pairs, summed, .. } = *self;
+        let threads = self.threads();
+        let buffers = self.buffers();
+        let parameters = buffers
+            .iter()
+            .flat_map(|&(kind, name, count)| (0..count).map(move |index| format!("{kind} __restrict__ {name}{index}")));
+        let parameters: Vec<String> = parameters.collect();
+        // places in the buffers of a pair
+        let places = buffers.iter().zip(["LEFT", "RIGHT", "PLUS_AT", "OUT"]).filter(|((.., count), _)| *count > 0);
+        let places = places.map(|(&(_, name, count), of)| {
+            let others = (1..count).rev().map(|index| format!("pair == {index} ? &{name}{index}[at] : "));
+            format!("#define {of}(pair, at) ({}&{name}0[at])\n", others.collect::<Vec<_>>().concat())
+        });
+        let places = places.collect::<Vec<_>>().concat();
         let head = format!(
             "typedef {out} Out;\nstruct alignas(2 * sizeof(Out)) Pair {{ Out x, y; }};\n\
-             #define WARPGROUPS {warpgroups}\n\
-             static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks};\n\
+             struct alignas(2 * sizeof(Element)) Elements {{ Element x, y; }};\n\
+             #define WARPGROUPS {warpgroups}\n#define BUFFER_COUNT {}\n{places}\
+             static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks}, PAIRS = {pairs};\n\
              static const int STAGES = {stages};\n\
-             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, ADDS = {adds};\n"
+             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, SUMMED = {summed}, ADDS = {adds}, GATED = {gated};\n",
+            parameters.len()
         );
         let sums = match self.instructions {
             Instructions::Mma => MMA,
             Instructions::Wgmma => WGMMA,
         };
-        [&element_types(self.dtype), &head, PTX, TILE, sums, GEMM].concat()
+        let kernel = GEMM.replace("gemm(BUFFERS,", &format!("gemm({},", parameters.join(", ")));
+        [&element_types(self.dtype), &head, PTX, &gate_constant(activation), GATE, TILE, sums, &kernel].concat()
     }
 
     fn fingerprint() -> u64 {
@@ -141,8 +192,8 @@ impl CudaSource for Variant {
             let instructions = [Instructions::Mma, Instructions::Wgmma];
             fingerprint(instructions.into_iter().flat_map(|instructions| {
                 [SMALL, LARGE].map(|rows| {
-                    let orders = [Order::Inputs; 2];
-                    Variant { dtype: DType::BF16, instructions, rows, orders, epilogue: Epilogue::Rounded }.source()
+                    let (dtype, orders, epilogue) = (DType::BF16, [Order::Inputs; 2], Epilogue::Plus);
+                    Variant { dtype, instructions, rows, orders, pairs: 1, summed: false, epilogue }.source()
                 })
             }))
         });
@@ -152,94 +203,205 @@ impl CudaSource for Variant {
 
 /// `a · b`, of one type, into a new contiguous matrix. `None` where the device, the type or the layout is not for it.
 pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
-    let product = Product::of(a, b)?;
-    if product.parts == 1 {
-        let out = empty(a, product.shape(), a.dtype);
-        product.launch(Epilogue::Rounded, &out);
-        return Some(out);
-    }
-    Some(sum_rows(product.partial_sums(), product.shape(), a.dtype))
+    Some(Products::each(&[[a, b]])?.rounded().remove(0))
 }
 
-/// A product of two matrices and how a kernel computes it.
-pub(super) struct Product<'a> {
-    inputs: [&'a CubeTensor; 2],
+/// The sums of the parts of `a · b`, `[parts, rows · columns]` in f32. `None` where the kernel does not take the
+/// matrices, or one block has all inputs.
+pub(super) fn parts_of_product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
+    let products = Products::each(&[[a, b]]).filter(|products| products.parts > 1)?;
+    Some(products.partial_sums().remove(0))
+}
+
+/// The gate of an MLP, `[rows, n]`, of `a · b`, whose 2 n columns take turns by eight: first of the gate, then of what
+/// it opens for. `None` where the kernel does not take the matrices, or their inputs are divided.
+pub(super) fn gated_product(a: &CubeTensor, b: &CubeTensor, activation: Activation) -> Option<CubeTensor> {
+    let products = Products::each(&[[a, b]]).filter(|products| products.parts == 1)?;
+    let [rows, columns] = products.pairs[0].shape();
+    let out = empty(a, [rows, columns / 2], a.dtype);
+    products.launch(Epilogue::Gated(activation), &[], std::slice::from_ref(&out));
+    Some(out)
+}
+
+/// Products of pairs of matrices of one type, and how a kernel computes them.
+pub(super) struct Products<'a> {
+    pairs: Vec<Pair<'a>>,
+    /// True if all products are summed.
+    summed: bool,
     instructions: Instructions,
     /// Rows of a tile.
     rows: usize,
-    operands: [Operand; 2],
-    /// Rows, columns, inputs.
-    sizes: [usize; 3],
-    /// Blocks that share the inputs of a tile, and the inputs of each.
+    /// Blocks that share the inputs of a tile, and the tiles of inputs of each.
     parts: usize,
     part: usize,
 }
 
-impl<'a> Product<'a> {
-    /// `a · b`. `None` where the device, the type or the layout is not for it.
-    pub(super) fn of(a: &'a CubeTensor, b: &'a CubeTensor) -> Option<Self> {
+/// Two matrices of a product.
+#[derive(Clone, Debug)]
+struct Pair<'a> {
+    matrices: [&'a CubeTensor; 2],
+    operands: [Operand; 2],
+    /// Rows, columns, inputs.
+    sizes: [usize; 3],
+}
+
+impl<'a> Pair<'a> {
+    fn of([a, b]: [&'a CubeTensor; 2]) -> Option<Self> {
         let ([m, k], [_, n]) = (dims(a), dims(b));
-        if !matches!(a.dtype, DType::BF16 | DType::F16) || n % 2 != 0 {
-            return None;
-        }
-        let instructions = instructions(a)?;
         let [rows, columns] = [a, b].map(|t| (t.meta.strides()[0], t.meta.strides()[1]));
         let left = Operand::of([(m, rows.0), (k, rows.1)], a)?;
         let right = Operand::of([(n, columns.1), (k, columns.0)], b)?;
-        let by_inputs = [left, right].iter().all(|operand| operand.order == Order::Inputs);
+        n.is_multiple_of(2).then_some(Self { matrices: [a, b], operands: [left, right], sizes: [m, n, k] })
+    }
 
-        let multiprocessors = a.client.properties().hardware.num_streaming_multiprocessors;
-        let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
-        let tiles = |rows: usize| m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
-        // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
-        let large = tiles(LARGE) >= at_once && (by_inputs || instructions == Instructions::Mma);
-        let parts = (at_once / tiles(SMALL)).min(k / MIN_INPUTS).max(1);
-        let part = k.div_ceil(parts).next_multiple_of(INPUTS);
-        Some(Self {
-            inputs: [a, b],
-            instructions,
-            rows: if large { LARGE } else { SMALL },
-            operands: [left, right],
-            sizes: [m, n, k],
-            parts: k.div_ceil(part),
-            part,
-        })
+    fn orders(&self) -> [Order; 2] {
+        self.operands.map(|operand| operand.order)
     }
 
     fn shape(&self) -> [usize; 2] {
         [self.sizes[0], self.sizes[1]]
     }
 
-    /// The product added to a contiguous matrix in f32, or in f32 where there is none. The product is summed first: so
-    /// it does not matter whether it is added here or later.
-    pub(super) fn added_to(&self, sum: Option<CubeTensor>) -> CubeTensor {
-        let (epilogue, add) = if sum.is_some() { (Epilogue::Added, true) } else { (Epilogue::Sums, false) };
-        let out = sum.unwrap_or_else(|| empty(self.inputs[0], self.shape(), DType::F32));
+    /// Tiles of the product.
+    fn tiles(&self, rows: usize) -> usize {
+        self.sizes[0].div_ceil(rows) * self.sizes[1].div_ceil(TILE_COLUMNS)
+    }
+}
+
+impl<'a> Products<'a> {
+    /// The product of each pair, of as many inputs. `None` where the device, the type or the layout is not for it.
+    pub(super) fn each(pairs: &[[&'a CubeTensor; 2]]) -> Option<Self> {
+        Self::of(pairs, false)
+    }
+
+    /// The sum of the products of all pairs. `None` where the device, the type or the layout is not for it.
+    pub(super) fn sum(pairs: &[[&'a CubeTensor; 2]]) -> Option<Self> {
+        Self::of(pairs, true)
+    }
+
+    fn of(pairs: &[[&'a CubeTensor; 2]], summed: bool) -> Option<Self> {
+        let like = pairs[0][0];
+        let instructions = instructions(like).filter(|_| takes(like))?;
+        let pairs: Vec<Pair<'_>> = pairs.iter().map(|&pair| Pair::of(pair)).collect::<Option<_>>()?;
+        let first = &pairs[0];
+        let fits = |pair: &Pair<'_>| {
+            let sizes = if summed { pair.shape() == first.shape() } else { pair.sizes[2] == first.sizes[2] };
+            sizes && pair.orders() == first.orders()
+        };
+        if !pairs.iter().all(fits) {
+            return None;
+        }
+        let by_inputs = first.orders() == [Order::Inputs; 2];
+        let products = if summed { &pairs[..1] } else { &pairs[..] };
+        let tiles = |rows: usize| products.iter().map(|pair| pair.tiles(rows)).sum::<usize>();
+        let summed_over = if summed { &pairs[..] } else { &pairs[..1] };
+        let inputs = |unit: usize| summed_over.iter().map(|pair| pair.sizes[2].div_ceil(unit)).sum::<usize>();
+
+        let multiprocessors = like.client.properties().hardware.num_streaming_multiprocessors;
+        let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
+        // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
+        let large = tiles(LARGE) >= at_once && (by_inputs || instructions == Instructions::Mma);
+        let parts = (at_once / tiles(SMALL)).min(inputs(1) / MIN_INPUTS).max(1);
+        let part = inputs(INPUTS).div_ceil(parts);
+        let (rows, parts) = (if large { LARGE } else { SMALL }, inputs(INPUTS).div_ceil(part));
+        Some(Self { pairs, summed, instructions, rows, parts, part })
+    }
+
+    /// Shapes of the products.
+    fn shapes(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
+        let products = if self.summed { 1 } else { self.pairs.len() };
+        self.pairs[..products].iter().map(Pair::shape)
+    }
+
+    fn like(&self) -> &'a CubeTensor {
+        self.pairs[0].matrices[0]
+    }
+
+    /// New contiguous matrices.
+    pub(super) fn rounded(&self) -> Vec<CubeTensor> {
+        self.rounded_plus(&[])
+    }
+
+    /// [`Self::rounded`], with a contiguous matrix or one row of the products' type added to each before it is rounded,
+    /// if there are any.
+    pub(super) fn rounded_plus(&self, plus: &[&CubeTensor]) -> Vec<CubeTensor> {
+        let like = self.like();
+        let out: Vec<CubeTensor> = self.shapes().map(|shape| empty(like, shape, like.dtype)).collect();
         if self.parts == 1 {
-            self.launch(epilogue, &out);
+            let epilogue = if plus.is_empty() { Epilogue::Rounded } else { Epilogue::Plus };
+            self.launch(epilogue, plus, &out);
+            return out;
+        }
+        for (index, (partial, out)) in self.partial_sums().into_iter().zip(&out).enumerate() {
+            match plus.get(index) {
+                Some(plus) => sum_rows_plus(partial, plus, out),
+                None => sum_rows_into(partial, out, false),
+            }
+        }
+        out
+    }
+
+    /// The products added to contiguous matrices in f32, or in f32 where there are none. A product is summed first: so
+    /// it does not matter whether it is added here or later.
+    pub(super) fn added_to(&self, sums: Vec<Option<CubeTensor>>) -> Vec<CubeTensor> {
+        let adds = sums[0].is_some();
+        if sums.iter().any(|sum| sum.is_some() != adds) {
+            let one = |(pair, sum): (&Pair<'a>, _)| {
+                let product = Self::each(&[pair.matrices]).unwrap_or_else(|| unreachable!("several are multiplied"));
+                product.added_to(vec![sum])
+            };
+            return self.pairs.iter().zip(sums).flat_map(one).collect();
+        }
+        let new = |(sum, shape): (Option<CubeTensor>, _)| sum.unwrap_or_else(|| empty(self.like(), shape, DType::F32));
+        let out: Vec<CubeTensor> = sums.into_iter().zip(self.shapes()).map(new).collect();
+        if self.parts == 1 {
+            self.launch(if adds { Epilogue::Added } else { Epilogue::Sums }, &[], &out);
         } else {
-            sum_rows_into(self.partial_sums(), &out, add);
+            let partial = self.partial_sums();
+            partial.into_iter().zip(&out).for_each(|(partial, out)| sum_rows_into(partial, out, adds));
         }
         out
     }
 
     /// Sums of each part of the inputs.
-    fn partial_sums(&self) -> CubeTensor {
-        let [m, n] = self.shape();
-        let sums = empty(self.inputs[0], [self.parts, m * n], DType::F32);
-        self.launch(Epilogue::Sums, &sums);
+    fn partial_sums(&self) -> Vec<CubeTensor> {
+        let new = |[m, n]: [usize; 2]| empty(self.like(), [self.parts, m * n], DType::F32);
+        let sums: Vec<CubeTensor> = self.shapes().map(new).collect();
+        self.launch(Epilogue::Sums, &[], &sums);
         sums
     }
 
-    fn launch(&self, epilogue: Epilogue, out: &CubeTensor) {
-        let Self { inputs: [a, b], rows, operands: [left, right], sizes: [m, n, k], .. } = *self;
-        let orders = [left.order, right.order];
-        let variant = Variant { dtype: a.dtype, instructions: self.instructions, rows, orders, epilogue };
-        let tiles = m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
+    fn launch(&self, epilogue: Epilogue, plus: &[&CubeTensor], out: &[CubeTensor]) {
+        let Self { pairs, summed, instructions, rows, .. } = self;
+        let variant = Variant {
+            dtype: self.like().dtype,
+            instructions: *instructions,
+            rows: *rows,
+            orders: pairs[0].orders(),
+            pairs: pairs.len(),
+            summed: *summed,
+            epilogue,
+        };
         let to = if epilogue == Epilogue::Added { BufferIOAttr::ReadWrite } else { BufferIOAttr::WriteOnly };
-        let buffers = [(a, BufferIOAttr::ReadOnly), (b, BufferIOAttr::ReadOnly), (out, to)];
-        launch_cuda(variant, [tiles, self.parts], &buffers, &[m, n, k, left.pitch, right.pitch, self.part, GROUP]);
+        let side = |side: usize| pairs.iter().map(move |pair| pair.matrices[side]);
+        let read = side(0).chain(side(1)).chain(plus.iter().copied()).map(|t| (t, BufferIOAttr::ReadOnly));
+        let buffers: Vec<_> = read.chain(out.iter().map(|t| (t, to))).collect();
+        let sizes = pairs.iter().enumerate().flat_map(|(index, pair)| {
+            let ([m, n, k], [left, right]) = (pair.sizes, pair.operands);
+            // one row is added to every row
+            let plus_pitch = plus.get(index).filter(|plus| dims::<2>(plus)[0] == m).map_or(0, |_| n);
+            [m, n, k, left.pitch, right.pitch, plus_pitch]
+        });
+        let sizes: Vec<usize> = sizes.chain([self.part, GROUP]).collect();
+        let products = if *summed { &pairs[..1] } else { &pairs[..] };
+        let tiles = products.iter().map(|pair| pair.tiles(*rows)).sum();
+        launch_cuda(variant, [tiles, self.parts], &buffers, &sizes);
     }
+}
+
+/// Returns true if the kernel multiplies matrices of this one's device and type.
+pub(super) fn takes(like: &CubeTensor) -> bool {
+    matches!(like.dtype, DType::BF16 | DType::F16) && instructions(like).is_some()
 }
 
 /// Matrix instructions of a device; `None` if it is none of NVIDIA's, or older than Ampere.

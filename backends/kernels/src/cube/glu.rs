@@ -11,15 +11,18 @@ pub(crate) fn glu(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Ten
 
 /// See [`crate::glu_joined`].
 pub(crate) fn glu_joined(x: &Tensor<2>, activation: Activation) -> Tensor<2> {
+    glu_of(&detached(x.clone()), x.dims()[1] / 2, activation)
+}
+
+/// The gate of contiguous rows in which `turn` columns of the gate lie before as many that they open.
+pub(super) fn glu_of(x: &CubeTensor, turn: usize, activation: Activation) -> Tensor<2> {
     let _span = span("gate", 0.0);
-    let x = detached(x.clone());
-    let [rows, columns] = dims(&x);
-    let width = columns / 2;
-    let out = empty(&x, [rows, width], x.dtype);
-    let n = rows * width;
-    let size = vector_size([&x, &out], width);
-    let (grid, [n, width]) = (Grid::elements([&x], n / size), [n, width].map(|n| n / size));
-    launch!(forward, grid, size, [&x, &x, &out], n, width, activation, true, elem(&out));
+    let [rows, columns] = dims(x);
+    let out = empty(x, [rows, columns / 2], x.dtype);
+    let n = rows * columns / 2;
+    let size = vector_size([x, &out], turn);
+    let (grid, [n, turn]) = (Grid::elements([x], n / size), [n, turn].map(|n| n / size));
+    launch!(forward, grid, size, [x, x, &out], n, turn, activation, true, elem(&out));
     Cube::tensor(out)
 }
 
@@ -84,7 +87,7 @@ pub(super) fn activation(x: f32, #[comptime] gate: Activation) -> (f32, f32) {
     }
 }
 
-/// activation(gate) · up. If `joined`, both are in one tensor, whose rows are `[gate | up]` of `width` vectors each.
+/// activation(gate) · up. If `joined`, both are in one tensor, and take turns by `width` vectors.
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float, N: Size>(
     gates: &[Vector<F, N>],

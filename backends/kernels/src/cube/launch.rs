@@ -13,6 +13,7 @@ use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
 use firebrick_device::device::{Backend, is_cpu};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 kernel_backend!(Cube, into_contiguous);
@@ -122,6 +123,14 @@ pub(super) fn empty_or_zeros(like: &CubeTensor, shape: impl Into<Shape>, dtype: 
     let flat_shape = Shape::new([shape.num_elements()]);
     let flat = zeros_client(like.client.clone(), like.device.clone(), flat_shape, dtype);
     CubeTensor::new_contiguous(flat.client, flat.device, shape, flat.handle, flat.dtype)
+}
+
+/// Elements of a contiguous tensor in the same memory, in a shape.
+pub(super) fn slice_of(tensor: &CubeTensor, elements: Range<usize>, shape: impl Into<Shape>) -> CubeTensor {
+    let bytes = |elements: usize| (elements * tensor.elem_size()) as u64;
+    let after = tensor.shape().num_elements() - elements.end;
+    let handle = tensor.handle.clone().offset_start(bytes(elements.start)).offset_end(bytes(after));
+    CubeTensor::new_contiguous(tensor.client.clone(), tensor.device.clone(), shape.into(), handle, tensor.dtype)
 }
 
 /// Returns true if nobody else has a tensor's buffer. The thread that serves the device holds a buffer while it

@@ -1,7 +1,7 @@
 //! Names that most kernels use.
 
 pub(super) use super::launch::*;
-pub(super) use crate::autodiff::{self, Kernel, KernelBackend, run};
+pub(super) use crate::autodiff::{self, Input, Kernel, KernelBackend, KernelOfSeveral, run, run_several};
 pub(super) use crate::choice::Operation;
 pub(super) use burn::backend::{Cube, TensorMetadata};
 pub(super) use burn::tensor::{DType, Tensor};

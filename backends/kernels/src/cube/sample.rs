@@ -1,20 +1,24 @@
 //! Samples one token from every row of logits: the likeliest, or a random one of the whole or a truncated distribution,
 //! without sorting.
 //!
-//! A cube has a row. Thresholds of top-k and top-p are found by radix select over the bits of floats, two at a time.
-//! The token at which the cumulative sum reaches the uniform number is searched in parts of the row, then in parts of
-//! that part, then token by token.
+//! Cubes score parts of all rows, with the largest logit and the sum of weights of each. Then a cube has a row. Thresholds
+//! of top-k and top-p are found by radix select over the bits of floats, two at a time, in the parts that may reach them.
+//! The token at which the cumulative sum reaches the uniform number is searched in groups of parts, then in slices of a
+//! group, then token by token. All orders depend on the size of the vocabulary alone.
 
 mod truncation;
 
 use super::prelude::*;
 use crate::shapes::{SampleOptions, Truncation};
 use burn::tensor::TensorData;
-use truncation::{Bounds, BoundsLaunch, Row, Support, Truncates, rank_of, truncated_support, weight_of};
+use truncation::{Bounds, BoundsLaunch, Row, Support, Truncates, rank_of, rank_of_part, truncated_support, weight_of};
 
-/// Parts of a row that are summed first, each by [`LANES_PER_PART`] units with coalesced reads.
-const PARTS: usize = 16;
-const LANES_PER_PART: usize = UNITS / PARTS;
+/// Logits of a part of a row.
+const PART: usize = 2048;
+
+/// Groups of parts that are summed first, each by [`LANES`] units.
+const GROUPS: usize = 16;
+const LANES: usize = UNITS / GROUPS;
 
 /// Token ids that f32 represents exactly.
 const IDS: usize = 1 << 24;
@@ -44,8 +48,12 @@ pub(crate) fn draw_rows(
     let logits = detached(logits.clone());
     let [rows, vocab] = dims(&logits);
     let out = empty(&logits, [rows, 3], DType::F32);
-    let grid = Grid::cubes([&logits], rows);
+    let parts = vocab.div_ceil(PART);
+    let scores = empty(&logits, [rows, parts, 2], DType::F32);
+    let size = vector_size([&logits], vocab);
     let (inverse, dtype) = (1.0 / temperature as f32, elem(&logits));
+    launch!(score_parts, Grid::cubes([&logits], rows * parts), size, [&logits, &scores], rows, vocab, inverse, dtype);
+    let grid = Grid::cubes([&logits], rows);
     // low bits of f32 that are 0 in all values of a type
     let spare = match logits.dtype {
         DType::BF16 => 16,
@@ -53,64 +61,164 @@ pub(crate) fn draw_rows(
         _ => 0,
     };
     let Some(uniforms) = uniforms else {
-        launch!(greedy, grid, [logits, &out], rows, vocab, inverse, dtype);
+        launch!(greedy, grid, size, [logits, scores, &out], rows, vocab, inverse, dtype);
         return Cube::tensor(out);
     };
     let top_k = truncation.top_k.unwrap_or(vocab).max(1);
     let uniforms = detached(uniforms.clone());
     let bounds = BoundsLaunch::new(top_k as f32, truncation.top_p as f32, truncation.min_p as f32);
-    let truncates = Truncates { by_count: top_k < vocab, by_share: truncation.top_p < 1.0, spare };
-    launch!(sample, grid, [logits, uniforms, &out], rows, vocab, inverse, bounds, truncates, dtype);
+    let truncates = Truncates {
+        by_count: top_k < vocab,
+        by_share: truncation.top_p < 1.0,
+        by_weight: truncation.min_p > 0.0,
+        spare,
+    };
+    launch!(sample, grid, size, [logits, scores, uniforms, &out], rows, vocab, inverse, bounds, truncates, dtype);
     Cube::tensor(out)
 }
 
-/// The largest logit, and the sum of all weights.
+/// The sum of a value over the units of a cube, or the largest, in a fixed order. `lanes` has an element for each.
 #[cube]
-fn max_and_sum<F: Float>(
-    logits: &[F],
-    lanes: &mut Shared<[f32]>,
-    first: usize,
+fn reduce(lanes: &mut Shared<[f32]>, value: f32, #[comptime] to_largest: bool) -> f32 {
+    let unit = UNIT_POS as usize;
+    lanes[unit] = value;
+    sync_cube();
+    let mut own = value;
+    if unit < LANES {
+        for other in 1..GROUPS {
+            own = merged(own, lanes[other * LANES + unit], to_largest);
+        }
+    }
+    sync_cube();
+    if unit < LANES {
+        lanes[unit] = own;
+    }
+    sync_cube();
+    let mut all = lanes[0];
+    for other in 1..LANES {
+        all = merged(all, lanes[other], to_largest);
+    }
+    sync_cube();
+    all
+}
+
+#[cube]
+fn merged(a: f32, b: f32, #[comptime] to_largest: bool) -> f32 {
+    let mut both = a + b;
+    if to_largest {
+        both = max(a, b);
+    }
+    both
+}
+
+/// Writes the largest logit of each part of a row, and the sum of weights relative to it.
+#[cube(launch, address_type = "dynamic")]
+fn score_parts<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    scores: &mut [f32],
+    rows: usize,
     vocab: usize,
     inverse: f32,
-) -> (f32, f32) {
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(UNITS);
+    let parts = vocab.div_ceil(PART);
+    let index = min(CUBE_POS, rows * parts - 1);
+    let first = index / parts * vocab;
+    let from = index % parts * PART + UNIT_POS as usize * N::value();
+    let end = min((index % parts + 1) * PART, vocab);
     let mut largest = f32::new(-3.0e38);
-    let mut sum = 0.0f32;
-    let mut i = UNIT_POS as usize;
-    while i < vocab {
-        let z = f32::cast_from(logits[first + i]);
-        if z > largest {
-            sum *= ((largest - z) * inverse).exp();
-            largest = z;
+    let mut i = from;
+    while i < end {
+        let vector = logits[(first + i) / N::value()];
+        #[unroll]
+        for e in 0..N::value() {
+            largest = max(largest, f32::cast_from(vector.extract(e)));
         }
-        sum += ((z - largest) * inverse).exp();
-        i += UNITS;
+        i += UNITS * N::value();
     }
-    let top = row_max::<f32>(lanes, largest, UNITS);
-    let scaled = sum * ((largest - top) * inverse).exp();
-    let full = row_sum(lanes, scaled, UNITS);
-    (top, full)
+    let largest = reduce(&mut lanes, largest, true);
+    let mut sum = 0.0f32;
+    let mut i = from;
+    while i < end {
+        let vector = logits[(first + i) / N::value()];
+        #[unroll]
+        for e in 0..N::value() {
+            sum += ((f32::cast_from(vector.extract(e)) - largest) * inverse).exp();
+        }
+        i += UNITS * N::value();
+    }
+    let sum = reduce(&mut lanes, sum, false);
+    if UNIT_POS == 0 && CUBE_POS < rows * parts {
+        scores[2 * index] = largest;
+        scores[2 * index + 1] = sum;
+    }
+}
+
+/// The weight of all tokens of a part.
+#[cube]
+fn weight_of_part(scores: &[f32], row: &Row, part: usize) -> f32 {
+    let at = row.first_score + 2 * part;
+    scores[at + 1] * weight_of(scores[at], row)
+}
+
+/// A row by its parts, and the sum of all weights.
+#[cube]
+fn row_of(scores: &[f32], lanes: &mut Shared<[f32]>, index: usize, vocab: usize, inverse: f32) -> (Row, f32) {
+    let parts = vocab.div_ceil(PART);
+    let first_score = index * parts * 2;
+    let mut largest = f32::new(-3.0e38);
+    let mut part = UNIT_POS as usize;
+    while part < parts {
+        largest = max(largest, scores[first_score + 2 * part]);
+        part += UNITS;
+    }
+    let largest = reduce(lanes, largest, true);
+    let row = Row { first: index * vocab, first_score, vocab, parts, largest, inverse };
+    let mut sum = 0.0f32;
+    let mut part = UNIT_POS as usize;
+    while part < parts {
+        sum += weight_of_part(scores, &row, part);
+        part += UNITS;
+    }
+    let full = reduce(lanes, sum, false);
+    (row, full)
 }
 
 /// The first token with the largest logit.
 #[cube]
-fn argmax<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> usize {
-    let mut place = f32::new(-3.0e38);
-    let mut i = UNIT_POS as usize;
-    while i < row.vocab {
-        if f32::cast_from(logits[row.first + i]) >= row.largest && place < -1.0e38f32 {
-            place = -f32::cast_from(i as u32);
+fn argmax<F: Float, N: Size>(logits: &[Vector<F, N>], scores: &[f32], lanes: &mut Shared<[f32]>, row: &Row) -> usize {
+    let mut holder = f32::new(-3.0e38);
+    let mut part = UNIT_POS as usize;
+    while part < row.parts {
+        if scores[row.first_score + 2 * part] >= row.largest && holder < -1.0e38f32 {
+            holder = -f32::cast_from(part as u32);
         }
-        i += UNITS;
+        part += UNITS;
     }
     // the first index is the largest negated one; a row of NaN has none
-    let first = max(row_max::<f32>(lanes, place, UNITS), 1.0f32 - row.vocab as f32);
-    u32::cast_from(-first) as usize
+    let part = u32::cast_from(-max(reduce(lanes, holder, true), 1.0f32 - row.parts as f32)) as usize;
+    let end = min((part + 1) * PART, row.vocab);
+    let mut place = f32::new(-3.0e38);
+    let mut i = part * PART + UNIT_POS as usize * N::value();
+    while i < end {
+        let vector = logits[(row.first + i) / N::value()];
+        #[unroll]
+        for e in 0..N::value() {
+            if f32::cast_from(vector.extract(e)) >= row.largest && place < -1.0e38f32 {
+                place = -f32::cast_from((i + e) as u32);
+            }
+        }
+        i += UNITS * N::value();
+    }
+    u32::cast_from(-max(reduce(lanes, place, true), 1.0f32 - row.vocab as f32)) as usize
 }
 
-/// Of every `stride`-th token from `from` on: the sum of weights above the threshold, and the number of tokens at it.
+/// Of the tokens from `from` on, as many as a load has in every `stride`: the sum of weights above the threshold, and
+/// the number of tokens at it.
 #[cube]
-fn partial_mass<F: Float>(
-    logits: &[F],
+fn partial_mass<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
     row: &Row,
     support: &Support,
     from: usize,
@@ -122,15 +230,54 @@ fn partial_mass<F: Float>(
     let mut ties = 0.0f32;
     let mut i = from;
     while i < to {
-        let z = f32::cast_from(logits[row.first + i]);
-        let rank = rank_of(z, spare);
-        let token_weight = weight_of(z, row);
-        if rank == support.rank {
-            ties += 1.0f32;
-        } else if rank > support.rank && token_weight >= support.least {
-            weight += token_weight;
+        let vector = logits[(row.first + i) / N::value()];
+        #[unroll]
+        for e in 0..N::value() {
+            let z = f32::cast_from(vector.extract(e));
+            let rank = rank_of(z, spare);
+            let token_weight = weight_of(z, row);
+            if rank == support.rank {
+                ties += 1.0f32;
+            } else if rank > support.rank && token_weight >= support.least {
+                weight += token_weight;
+            }
         }
         i += stride;
+    }
+    (weight, ties)
+}
+
+/// Of the parts from `from` on, a unit's share of [`partial_mass`].
+#[cube]
+fn group_mass<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    scores: &[f32],
+    row: &Row,
+    support: &Support,
+    from: usize,
+    to: usize,
+    #[comptime] truncates: Truncates,
+) -> (f32, f32) {
+    let lane = UNIT_POS as usize % LANES;
+    let spare = comptime!(truncates.spare);
+    let mut weight = 0.0f32;
+    let mut ties = 0.0f32;
+    if comptime!(truncates.any()) {
+        for part in from..to {
+            if rank_of_part(scores, row, part, spare) >= support.rank {
+                let (first, end) = (part * PART + lane * N::value(), min((part + 1) * PART, row.vocab));
+                let stride = LANES * N::value();
+                let (own, tied) = partial_mass::<F, N>(logits, row, support, first, end, stride, spare);
+                weight += own;
+                ties += tied;
+            }
+        }
+    } else {
+        let mut part = from + lane;
+        while part < to {
+            weight += weight_of_part(scores, row, part);
+            part += LANES;
+        }
     }
     (weight, ties)
 }
@@ -177,8 +324,8 @@ fn find_part(
 /// Of a unit's tokens, the first at which the cumulative weight of kept tokens reaches a threshold, or the last kept
 /// one.
 #[cube]
-fn find_token<F: Float>(
-    logits: &[F],
+fn find_token<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
     row: &Row,
     support: &Support,
     from: usize,
@@ -192,20 +339,26 @@ fn find_token<F: Float>(
     let mut seen = ties_then;
     let mut reached = false;
     let mut token = min(from, row.vocab - 1);
-    for i in from..to {
-        let z = f32::cast_from(logits[row.first + i]);
-        let rank = rank_of(z, spare);
-        let weight = weight_of(z, row);
-        let mut keep = rank > support.rank;
-        if rank == support.rank {
-            keep = seen < support.ties;
-            seen += 1.0f32;
+    let mut i = from;
+    while i < to {
+        let vector = logits[(row.first + i) / N::value()];
+        #[unroll]
+        for e in 0..N::value() {
+            let z = f32::cast_from(vector.extract(e));
+            let rank = rank_of(z, spare);
+            let weight = weight_of(z, row);
+            let mut keep = rank > support.rank;
+            if rank == support.rank {
+                keep = seen < support.ties;
+                seen += 1.0f32;
+            }
+            if keep && weight >= support.least && !reached {
+                sum += weight;
+                token = i + e;
+                reached = sum >= threshold;
+            }
         }
-        if keep && weight >= support.least && !reached {
-            sum += weight;
-            token = i;
-            reached = sum >= threshold;
-        }
+        i += N::value();
     }
     token
 }
@@ -213,52 +366,69 @@ fn find_token<F: Float>(
 /// The token at which the cumulative weight of kept tokens reaches the share `uniform` of their total, the unit that
 /// has it, and the total.
 #[cube]
-fn sample_token<F: Float>(
-    logits: &[F],
+fn sample_token<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    scores: &[f32],
     lanes: &mut Shared<[f32]>,
     row: &Row,
     support: &Support,
     uniform: f32,
-    #[comptime] spare: u32,
+    #[comptime] truncates: Truncates,
 ) -> (usize, usize, f32) {
     let mut tied = Shared::<[f32]>::new_slice(UNITS);
     let unit = UNIT_POS as usize;
-    let each = row.vocab.div_ceil(PARTS);
-    let first = min(unit / LANES_PER_PART * each, row.vocab);
-    let end = min(first + each, row.vocab);
-    let (weight, ties) =
-        partial_mass::<F>(logits, row, support, first + unit % LANES_PER_PART, end, LANES_PER_PART, spare);
+    let spare = comptime!(truncates.spare);
+    let each = row.parts.div_ceil(GROUPS);
+    let first = min(unit / LANES * each, row.parts);
+    let end = min(first + each, row.parts);
+    let (weight, ties) = group_mass::<F, N>(logits, scores, row, support, first, end, truncates);
     lanes[unit] = weight;
     tied[unit] = ties;
     sync_cube();
     let none = f32::new(0.0);
     let top = f32::new(3.0e38);
-    let (_part, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, top, LANES_PER_PART);
+    let (_group, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, top, LANES);
     let threshold = uniform * mass;
-    let (part, start, ties, _all) = find_part(lanes, &mut tied, support, none, none, threshold, LANES_PER_PART);
+    let (group, start, ties, _all) = find_part(lanes, &mut tied, support, none, none, threshold, LANES);
     sync_cube();
-    let first = min(part * each, row.vocab);
-    let end = min(first + each, row.vocab);
-    let few = each.div_ceil(UNITS);
+    let first = min(group * each * PART, row.vocab);
+    let end = min(first + each * PART, row.vocab);
+    let few = each * comptime!(PART / UNITS);
     let from = min(first + unit * few, end);
     let to = min(from + few, end);
-    let (weight, own_ties) = partial_mass::<F>(logits, row, support, from, to, 1usize, spare);
+    let (weight, own_ties) = partial_mass::<F, N>(logits, row, support, from, to, N::value(), spare);
     lanes[unit] = weight;
     tied[unit] = own_ties;
     sync_cube();
     let (winner, start, ties, _all) = find_part(lanes, &mut tied, support, start, ties, threshold, 1usize);
     let mut token = 0usize;
     if unit == winner {
-        token = find_token::<F>(logits, row, support, from, to, start, ties, threshold, spare);
+        token = find_token::<F, N>(logits, row, support, from, to, start, ties, threshold, spare);
     }
     (token, winner, mass)
 }
 
 /// Writes a row's token, its log-prob under the distribution that it was sampled from, and that under the whole one.
 #[cube]
-fn write_token<F: Float>(logits: &[F], out: &mut [f32], row: &Row, token: usize, mass: f32, full: f32) {
+fn write_token<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    out: &mut [f32],
+    row: &Row,
+    token: usize,
+    mass: f32,
+    full: f32,
+) {
     let at = row.first / row.vocab * 3;
-    let centred = (f32::cast_from(logits[row.first + token]) - row.largest) * row.inverse;
+    let place = row.first + token;
+    let vector = logits[place / N::value()];
+    let mut z = 0.0f32;
+    #[unroll]
+    for e in 0..N::value() {
+        if place % N::value() == e {
+            z = f32::cast_from(vector.extract(e));
+        }
+    }
+    let centred = (z - row.largest) * row.inverse;
     out[at] = f32::cast_from(token as u32);
     out[at + 1] = centred - mass.ln();
     out[at + 2] = centred - full.ln();
@@ -266,8 +436,9 @@ fn write_token<F: Float>(logits: &[F], out: &mut [f32], row: &Row, token: usize,
 
 /// The likeliest token of every row.
 #[cube(launch, address_type = "dynamic")]
-fn greedy<F: Float>(
-    logits: &[F],
+fn greedy<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    scores: &[f32],
     out: &mut [f32],
     rows: usize,
     vocab: usize,
@@ -275,19 +446,18 @@ fn greedy<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let mut lanes = Shared::<[f32]>::new_slice(UNITS);
-    let first = min(CUBE_POS, rows - 1) * vocab;
-    let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
-    let row = Row { first, vocab, largest, inverse };
-    let token = argmax::<F>(logits, &mut lanes, &row);
+    let (row, full) = row_of(scores, &mut lanes, min(CUBE_POS, rows - 1), vocab, inverse);
+    let token = argmax::<F, N>(logits, scores, &mut lanes, &row);
     if UNIT_POS == 0 && CUBE_POS < rows {
-        write_token::<F>(logits, out, &row, token, full, full);
+        write_token::<F, N>(logits, out, &row, token, full, full);
     }
 }
 
 /// A random token of every row.
 #[cube(launch, address_type = "dynamic")]
-fn sample<F: Float>(
-    logits: &[F],
+fn sample<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    scores: &[f32],
     uniforms: &[f32],
     out: &mut [f32],
     rows: usize,
@@ -299,13 +469,11 @@ fn sample<F: Float>(
 ) {
     let mut lanes = Shared::<[f32]>::new_slice(UNITS);
     let index = min(CUBE_POS, rows - 1);
-    let first = index * vocab;
-    let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
-    let row = Row { first, vocab, largest, inverse };
-    let support = truncated_support::<F>(logits, &mut lanes, &row, full, &bounds, truncates);
-    let spare = comptime!(truncates.spare);
-    let (token, winner, mass) = sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[index], spare);
+    let (row, full) = row_of(scores, &mut lanes, index, vocab, inverse);
+    let support = truncated_support::<F, N>(logits, scores, &mut lanes, &row, full, &bounds, truncates);
+    let (token, winner, mass) =
+        sample_token::<F, N>(logits, scores, &mut lanes, &row, &support, uniforms[index], truncates);
     if UNIT_POS as usize == winner && CUBE_POS < rows {
-        write_token::<F>(logits, out, &row, token, mass, full);
+        write_token::<F, N>(logits, out, &row, token, mass, full);
     }
 }

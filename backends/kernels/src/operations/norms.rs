@@ -19,6 +19,13 @@ operations! {
         }
     }
 
+    /// [`rms_norm`] of `x`, `[rows, n]`, and `x` for the residual connection around what is normed: the kernel adds both
+    /// gradients of `x` as it computes the norm's.
+    pub fn rms_norm_residual(x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
+        cube: norm if alike(Operation::Norm, &[&x, w]);
+        else { [rms_norm(&x, w, eps, offset), x] }
+    }
+
     /// [`rms_norm`] added to `base`, `[rows, n]`; in place where `base` is not shared.
     pub fn rms_norm_add(base: Tensor<2>, x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
         cube: norm if alike(Operation::Norm, &[&base, &x, w]);
@@ -37,6 +44,22 @@ operations! {
             let sum = base + x.clone();
             let normed = rms_norm(&sum, w, eps, offset);
             [sum, normed]
+        }
+    }
+
+    /// [`add_rms_norm`] of the sum of [`parts`](crate::linear_parts), `[parts, rows · n]` in f32, rounded as `base` is
+    /// stored. The kernel is not differentiable.
+    pub fn add_rms_norm_parts(
+        base: Tensor<2>,
+        parts: &Tensor<2>,
+        w: &Tensor<2>,
+        eps: f64,
+        offset: f64,
+    ) -> [Tensor<2>; 2] {
+        cube: fused_norm if plain(Operation::Norm, &[&base, w]);
+        else {
+            let x = stored_as(parts.clone().sum_dim(0), base.dtype()).reshape(base.dims());
+            add_rms_norm(base, &x, w, eps, offset)
         }
     }
 

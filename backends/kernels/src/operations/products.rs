@@ -34,17 +34,37 @@ operations! {
         else { widened(linear(x, w)) }
     }
 
-    /// [`linear_unpadded`] of several matrices and one `x`. The kernel is for few rows and not differentiable.
-    pub fn linear_each<const N>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> [Tensor<2>; N] {
-        cpu: skinny_gemm if cpu::skinny_gemm::takes(x, &w);
-        else { w.map(|w| linear_unpadded(x, w)) }
+    /// `x · Wᵀ` plus a bias, `[1, outputs]`, of several matrices and one `x`; there is a bias for each matrix or for
+    /// none. The CPU's kernel is for few rows without biases and not differentiable; the GPU's is for CUDA's tensor
+    /// cores and many rows.
+    ///
+    /// Matrices and biases must be leaves of the autodiff graph or constants.
+    pub fn linear_each<const N>(
+        x: &Tensor<2>,
+        w: [&Tensor<2>; N],
+        biases: [Option<&Tensor<2>>; N],
+    ) -> [Tensor<2>; N] {
+        cpu: skinny_gemm if biases.iter().all(Option::is_none) && cpu::skinny_gemm::takes(x, &w);
+        cube: product if cube::product::takes_several(x, &w, biases);
+        else {
+            if biases.iter().all(Option::is_none) {
+                return w.map(|w| linear_unpadded(x, w));
+            }
+            let mut biases = biases.into_iter();
+            linear_each(x, w, [None; N]).map(|y| match biases.next().flatten() {
+                Some(bias) => add_bias(y, bias),
+                None => y,
+            })
+        }
     }
 
-    /// `base + x · Wᵀ`, with `base` of the result's shape. The kernel is that of [`linear_each`].
+    /// `base + x · Wᵀ`, with `base` of the result's shape, and `w` a leaf of the autodiff graph or a constant. The
+    /// kernels are those of [`linear_each`].
     pub fn linear_add(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
         cpu: skinny_gemm if cpu::skinny_gemm::takes(x, &[w, &base]);
+        cube: product if cube::product::takes_several(x, &[w], [Some(&base)]);
         else {
-            let [y] = linear_each(x, [w]);
+            let [y] = linear_each(x, [w], [None]);
             base + y
         }
     }
@@ -54,7 +74,7 @@ operations! {
     pub fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
         cpu: skinny_gemm if cpu::skinny_gemm::takes(x, &[gate, up]);
         else {
-            let [gate, up] = linear_each(x, [gate, up]);
+            let [gate, up] = linear_each(x, [gate, up], [None; 2]);
             glu(gate, up, Activation::Silu)
         }
     }

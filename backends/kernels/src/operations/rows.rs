@@ -48,6 +48,12 @@ operations! {
         }
     }
 
+    /// [`rotary`] of queries and keys, in one launch on a GPU.
+    pub fn rotary_each(x: [Tensor<3>; 2], cos: &Tensor<3>, sin: &Tensor<3>) -> [Tensor<3>; 2] {
+        cube: rotary if alike(Operation::Rotary, &[&x[0], &x[1]]);
+        else { x.map(|x| rotary(x, cos, sin)) }
+    }
+
     /// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the
     /// same. The tensor is `[rows, columns]`, of any type.
     pub fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {

@@ -2,7 +2,7 @@
 //! registers and asynchronous copies (FlashAttention-2; Dao, 2023).
 
 use super::blocks::Layout;
-use crate::cube::column_sums::sum_rows;
+use crate::cube::column_sums::sum_rows_into;
 use crate::cube::cuda::{
     Constant, CudaSource, HEADS, PTX, compute_capability, element_types, fingerprint, launch_cuda,
 };
@@ -222,24 +222,20 @@ pub(super) fn key_value_gradients(
     let blocks = table.count * kv_heads;
     let parts = (KEY_BLOCKS * multiprocessors).div_ceil(blocks.max(1)).clamp(1, group);
     let partial = parts > 1;
-    let (shape, dtype) =
-        if partial { ([parts, rows, kv_heads * dim], DType::F32) } else { ([rows, kv_heads, dim], k.dtype) };
-    let [d_k, d_v] = [(); 2].map(|()| empty_or_zeros(k, shape, dtype, params.whole));
+    let (shape, n) = ([rows, kv_heads, dim], rows * kv_heads * dim);
+    let sums = partial.then(|| empty_or_zeros(k, [2 * parts, n], DType::F32, params.whole));
+    let [d_k, d_v] = match &sums {
+        Some(sums) => [0, 1].map(|half| slice_of(sums, half * parts * n..(half + 1) * parts * n, [parts, n])),
+        None => [(); 2].map(|()| empty_or_zeros(k, shape, k.dtype, params.whole)),
+    };
     let inputs = [q, k, v, gradient, numbers].map(|t| (t, ReadOnly));
     let buffers = [&inputs[..], &[(&d_k, WriteOnly), (&d_v, WriteOnly), (&entries, ReadOnly)]].concat();
     let sizes = params.sizes(table, table.keys(), parts, rows);
     launch_cuda(Variant { partial, ..variant }, [blocks * parts, 1], &buffers, &sizes);
-    if !partial {
+    let Some(sums) = sums else {
         return [d_k, d_v];
-    }
-    [d_k, d_v].map(|sums| {
-        let flat = CubeTensor::new_contiguous(
-            sums.client,
-            sums.device,
-            [parts, rows * kv_heads * dim].into(),
-            sums.handle,
-            sums.dtype,
-        );
-        sum_rows(flat, [rows, kv_heads, dim], k.dtype)
-    })
+    };
+    let both = empty(k, [2, n], k.dtype);
+    sum_rows_into(sums, &both, false);
+    [0, 1].map(|half| slice_of(&both, half * n..(half + 1) * n, shape))
 }
