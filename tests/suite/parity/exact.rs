@@ -42,7 +42,7 @@ fn parts_of_inputs_and_of_long_sequences_are_added_in_one_order() {
         let mut model = Model::load(&fixtures().join("models/qwen2-tied"));
         model.decoder = Decoder::random(arch, 1, &device());
         model.name = format!("random {family}");
-        tokens += compare(&model, 70, 80, 8);
+        tokens += compare(&model, 70, 80, 16);
     }
     checked("tokens of long sequences", tokens);
 }
