@@ -62,8 +62,8 @@ pub struct RolloutConfig {
     /// Maximum tokens of prompt and completion, above `prompt_length`. `null`: `prompt_length` + `response_length`.
     #[schemars(range(min = 2))]
     pub max_model_len: Option<usize>,
-    /// Sample with log-probs that are the trainer's to the bit, so that updates take them as the old ones and ratios
-    /// on-policy are 1. On the CPU in f32; rejects what samples in other numbers than it trains.
+    /// Sample with log-probs that equal the trainer's to the bit, so that updates take them as the old ones and ratios
+    /// on-policy are 1. On the CPU in f32; rejects settings with which sampling rounds otherwise than training.
     pub exact: bool,
     /// Float type of sampling, `bf16` or `f16`; log-probs then differ from the trainer's. `null`: the run's.
     pub precision: Option<Precision>,
@@ -248,9 +248,8 @@ impl RolloutConfig {
         let place = if backend == Backend::Cpu { "the CPU" } else { "a GPU" };
         if self.exact && (backend != Backend::Cpu || sampled.is_half()) {
             return Err(Error::Config(format!(
-                "rollout.exact: true needs `device: cpu` and `precision: f32`, where sums are in one order whatever the batch; \
-                 this run samples in {sampled} on {place}, where log-probs depend on the batch by their last digits; \
-                 remove rollout.exact"
+                "rollout.exact: true needs `device: cpu` and `precision: f32`; this run samples in {sampled} on {place}, and \
+                 log-probs then depend on the batch by their last digits; remove rollout.exact"
             )));
         }
         match (self.quantization, backend) {
@@ -348,7 +347,7 @@ impl RolloutConfig {
         ];
         match differs.into_iter().find(|(differs, _)| self.exact && *differs) {
             Some((_, key)) => Err(format!(
-                "rollout.exact: true samples in the trainer's numbers and order, and {key} in others; remove one of the two"
+                "rollout.exact: true makes sampling round as training does, and {key} changes that; remove one of the two"
             )),
             None => Ok(()),
         }

@@ -102,8 +102,8 @@ pub(super) fn multiply<T: Real>(size: Size, out: Target<T>, a: Matrix<T>, b: Mat
 /// [`multiply`] with one chain.
 fn multiply_part<T: Real>(size: Size, out: Target<T>, a: Matrix<T>, b: Matrix<T>, parallelism: Parallelism) {
     let Size { m, k, n } = size;
-    // the crate begins a chain of one or two inputs with what is there
-    if m == 1 || n == 1 || m * n <= SMALL && a.column == 1 && b.row == 1 || out.add && k <= 2 {
+    // the crate rounds products of two inputs before it adds them
+    if m == 1 || n == 1 || m * n <= SMALL && a.column == 1 && b.row == 1 || k <= 2 {
         let out = Cells { start: out.start, row: out.row, column: 1, add: out.add };
         // SAFETY: the caller's promise.
         return vectorised!(unsafe {
