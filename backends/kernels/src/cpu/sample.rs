@@ -24,17 +24,16 @@ fn sample<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32
         weights.resize(vocab, T::ZERO);
         let z = &logits[row * vocab..][..vocab];
         let result = vectorised!({
-            let likeliest = largest(z);
-            let max = likeliest * inverse;
+            let max = largest(z);
             for (weight, &z) in weights.iter_mut().zip(z) {
-                *weight = (z * inverse - max).exp();
+                *weight = ((z - max) * inverse).exp();
             }
             let total = sum(weights);
             let token = match uniforms {
-                None => z.iter().position(|&v| v == likeliest).unwrap_or(0),
+                None => z.iter().position(|&v| v == max).unwrap_or(0),
                 Some(uniforms) => inverse_cdf(weights, total * T::of(f64::from(uniforms[row]))),
             };
-            let logp = z[token] * inverse - (total.ln() + max);
+            let logp = (z[token] - max) * inverse - total.ln();
             SampledToken { token: token as u32, logp: logp.elem() }
         });
         // SAFETY: each row is one task's.

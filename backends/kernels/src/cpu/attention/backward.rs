@@ -91,7 +91,7 @@ impl<T: Real> BackwardPass<'_, T> {
         let (q_row, kv_row) = (heads.q_row(), heads.kv_row());
         let [q, k, v, g] = self.inputs;
         let [dq, dk, dv] = self.targets;
-        let (m, n) = (block.queries.len(), block.width());
+        let (m, n) = (block.queries.len(), block.keys.len());
         let query = heads.query(rows.suffix_row(block.queries.start), head);
         let (queries, d_out) = (Matrix::row_major(&q[query..], q_row), Matrix::row_major(&g[query..], q_row));
         scratch.p.resize(m * n, T::ZERO);
@@ -126,7 +126,7 @@ impl<T: Real> BackwardPass<'_, T> {
     /// Turns raw scores into probabilities and dP into the gradient of the raw scores, in place; gives that of the
     /// sink.
     fn score_gradients(&self, block: &Block, scratch: &mut Scratch<T>, sink: Option<T>) -> T {
-        let (shape, n, keys) = (self.shape, block.width(), block.keys.len());
+        let (shape, n) = (self.shape, block.keys.len());
         let Scratch { p, ds, raw, shares } = scratch;
         let mut d_sink = T::ZERO;
         if shape.softcap.is_some() {
@@ -138,7 +138,6 @@ impl<T: Real> BackwardPass<'_, T> {
             let scale = T::of(shape.scale);
             let rows = p.chunks_exact(n).zip(ds.chunks_exact_mut(n));
             for (query, (p, ds)) in rows.enumerate() {
-                let (p, ds) = (&p[..keys], &mut ds[..keys]);
                 let mean = dot(p, ds);
                 if let Some(&share) = shares.get(query) {
                     d_sink += -(share * mean);
