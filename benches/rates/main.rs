@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const ATTENTION_ROWS: usize = 512;
 
 /// Kinds of cases: launches and copies, matmuls of training, matmuls of decoding, attention as models do it and in
-/// operations, attention over the batches that PyTorch's kernels are compared on.
+/// operations, attention over the batches that `PyTorch`'s kernels are compared on.
 const KINDS: [&str; 5] = ["copies", "products", "decode", "operations", "attention"];
 
 /// A device under measurement.
