@@ -96,7 +96,7 @@ fn saved_files_are_the_loaded_ones_and_give_the_same_ids() {
     let source = folder(&[("chat_template.jinja", "{{ messages[0].content }}"), ("vocab.json", "{ \"kept\":1}")]);
     let loaded = Tokenizer::from_dir(source.path()).unwrap();
     let copy = tempfile::tempdir().unwrap();
-    let copy = copy.path().join("made/by/save");
+    let copy = copy.path().join("saved");
     loaded.save(&copy).unwrap();
 
     let names = |dir: &Path| {
