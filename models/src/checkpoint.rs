@@ -3,7 +3,7 @@
 mod bitsandbytes;
 mod export;
 mod ignored;
-mod json;
+pub(crate) mod json;
 mod mxfp4;
 mod peft;
 pub mod stream;

@@ -31,9 +31,10 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let Checked { problems, left_out } = checked::check(&args.config, &args.overrides, args.offline)?;
     let name = args.config.display();
     let text = std::fs::read_to_string(&args.config).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
     let mut report = String::new();
     for problem in &problems {
-        report.push_str(&describe(&args.config, &text, problem));
+        report.push_str(&describe(&args.config, &lines, problem));
     }
     for what in &left_out {
         let _ = writeln!(report, "not checked: {what}");
@@ -51,13 +52,13 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
 }
 
 /// `file:line:column: message`, and the line.
-fn describe(file: &Path, text: &str, problem: &Problem) -> String {
+fn describe(file: &Path, lines: &[&str], problem: &Problem) -> String {
     let mut description = file.display().to_string();
     if let Some(Place { line, column }) = problem.place {
         let _ = write!(description, ":{line}:{column}");
     }
     let _ = writeln!(description, ": {}", problem.message);
-    if let Some((place, line)) = problem.place.and_then(|place| Some((place, text.lines().nth(place.line - 1)?))) {
+    if let Some((place, line)) = problem.place.and_then(|place| Some((place, lines.get(place.line - 1)?))) {
         let from = (place.column - 1).saturating_sub(CONTEXT);
         let part: String = line.chars().skip(from).take(2 * CONTEXT).collect();
         let part: String = part.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -76,18 +77,18 @@ mod tests {
     fn a_mistake_is_shown_with_its_line_and_a_mark_below_it() {
         let problem = Problem { message: "wrong".into(), place: Some(Place { line: 2, column: 5 }) };
         assert_eq!(
-            describe(Path::new("run.yaml"), "a: 1\nb: {c}\n", &problem),
+            describe(Path::new("run.yaml"), &["a: 1", "b: {c}"], &problem),
             "run.yaml:2:5: wrong\n  2 | b: {c}\n    |     ^\n"
         );
         let nowhere = Problem { place: None, ..problem };
-        assert_eq!(describe(Path::new("run.yaml"), "", &nowhere), "run.yaml: wrong\n");
+        assert_eq!(describe(Path::new("run.yaml"), &[], &nowhere), "run.yaml: wrong\n");
     }
 
     #[test]
     fn of_a_long_line_the_part_around_the_mistake_is_shown() {
         let line = format!("{}\u{1b}x: [{}]", " ".repeat(300), "1, ".repeat(200));
         let problem = Problem { message: "wrong".into(), place: Some(Place { line: 1, column: 302 }) };
-        let message = describe(Path::new("a"), &line, &problem);
+        let message = describe(Path::new("a"), &[&line], &problem);
         let lines: Vec<&str> = message.lines().collect();
         assert!(lines.iter().all(|line| line.len() < 140), "{message}");
         let mark = lines[2].find('^').unwrap();

@@ -126,11 +126,11 @@ impl Mailbox {
         });
     }
 
-    /// A rank gives up: whoever waits does not any longer. The first message counts.
-    pub fn abort(&self, from: usize, message: &str) {
+    /// A rank is lost: whoever waits does not any longer. The first message counts.
+    pub fn abort(&self, lost: usize, message: &str) {
         self.change(|state| {
             let first = &mut state.aborted;
-            first.get_or_insert_with(|| (from, message.to_owned()));
+            first.get_or_insert_with(|| (lost, message.to_owned()));
         });
     }
 

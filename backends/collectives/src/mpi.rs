@@ -125,13 +125,13 @@ impl Transport for Endpoint {
         &self.mailbox
     }
 
-    fn abort(&self, message: &str) {
+    fn abort(&self, lost: usize, message: &str) {
         if self.gave_up.swap(true, Relaxed) {
             return;
         }
-        self.mailbox.abort(self.rank, message);
+        self.mailbox.abort(lost, message);
         for to in (0..self.size).filter(|&to| to != self.rank) {
-            let bytes = message.as_bytes().to_vec().into();
+            let bytes = [&(lost as u64).to_le_bytes(), message.as_bytes()].concat().into();
             // without its thread nobody can be told; the launcher will
             let _ = self.order(Order::Post { to, tag: ABORT_TAG, bytes });
         }
@@ -145,7 +145,7 @@ impl Transport for Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.abort("it panicked");
+            self.abort(self.rank, "it panicked");
         }
         let finalize = !self.gave_up.load(Relaxed);
         let _ = self.order(Order::Stop { finalize });
@@ -298,7 +298,10 @@ impl Pump<'_> {
         }
         let from = status.MPI_SOURCE as usize;
         match status.MPI_TAG {
-            ABORT_TAG => self.mailbox.abort(from, &String::from_utf8_lossy(&bytes)),
+            ABORT_TAG => {
+                let (lost, message) = bytes.split_first_chunk().expect("a rank and its last words");
+                self.mailbox.abort(u64::from_le_bytes(*lost) as usize, &String::from_utf8_lossy(message));
+            }
             tag => {
                 let (channel, kind) = ((tag as u64 - 1) / 2, (tag - 1) % 2);
                 let message = match kind {

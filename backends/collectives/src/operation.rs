@@ -32,7 +32,7 @@ pub(super) fn during<T>(group: &Staged, work: impl FnOnce(&mut Operation<'_>) ->
         && !matches!(error, CollectiveError::Failed(_) | CollectiveError::Values(_))
     {
         state.broken = Some(error.clone());
-        group.transport.abort(&error.to_string());
+        group.give_up(error);
     }
     done
 }

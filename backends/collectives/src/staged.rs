@@ -155,7 +155,7 @@ impl Collective for Staged {
     }
 
     fn abort(&self, message: &str) {
-        self.transport.abort(message);
+        self.transport.abort(self.transport.rank(), message);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = self.transport.rank();
         state.broken.get_or_insert_with(|| CollectiveError::Lost { rank, message: message.to_owned() });
@@ -167,6 +167,14 @@ impl Collective for Staged {
 }
 
 impl Staged {
+    /// Ends the group for all ranks because of an error. A rank that is lost is passed on by its name and its words.
+    pub(super) fn give_up(&self, error: &CollectiveError) {
+        match error {
+            CollectiveError::Lost { rank, message } => self.transport.abort(*rank, message),
+            other => self.transport.abort(self.transport.rank(), &other.to_string()),
+        }
+    }
+
     fn check_peer(&self, rank: usize) -> Result<()> {
         if rank < self.ranks.len() && rank != self.rank {
             return Ok(());

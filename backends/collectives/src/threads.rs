@@ -82,8 +82,8 @@ impl Transport for Endpoint {
         &self.boxes[self.rank]
     }
 
-    fn abort(&self, message: &str) {
-        self.boxes.iter().for_each(|mailbox| mailbox.abort(self.rank, message));
+    fn abort(&self, lost: usize, message: &str) {
+        self.boxes.iter().for_each(|mailbox| mailbox.abort(lost, message));
     }
 
     fn channels(&self) -> &AtomicU64 {
@@ -94,9 +94,30 @@ impl Transport for Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.abort("it panicked");
+            self.abort(self.rank, "it panicked");
         }
         let known = self.mailbox().failures();
         self.boxes.iter().for_each(|mailbox| mailbox.end(self.rank, "it has ended", &known));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_ends_because_of_another_one_names_that_one_to_the_others() {
+        let boxes: Arc<[Mailbox]> = (0..3).map(|_| Mailbox::default()).collect();
+        let rank = |rank| {
+            let end = Endpoint { rank, boxes: Arc::clone(&boxes), channels: AtomicU64::new(1) };
+            Staged::world(Arc::new(end), Settings::default())
+        };
+        let (first, last) = (rank(0), rank(2));
+        // the words of rank 1 have reached rank 0 and not yet rank 2, which hears of them from rank 0
+        boxes[0].abort(1, "no more");
+        for group in [first, last] {
+            let lost = group.exchange(Vec::new()).expect_err("rank 1 is gone");
+            assert_eq!(lost.to_string(), "rank 1 is gone: no more");
+        }
     }
 }

@@ -24,8 +24,9 @@ pub(super) trait Transport: Debug + Send + Sync {
     /// Mailbox of this rank.
     fn mailbox(&self) -> &Mailbox;
 
-    /// Tells all ranks, this one included, that this one gives up.
-    fn abort(&self, message: &str);
+    /// Tells all ranks, this one included, that this one gives up, because of the rank `lost` (it may be this one), which
+    /// has these last words. So a rank that hears it from another one names the rank that began it.
+    fn abort(&self, lost: usize, message: &str);
 
     /// The lowest number that no channel of this rank has, and the way to raise it.
     fn channels(&self) -> &std::sync::atomic::AtomicU64;

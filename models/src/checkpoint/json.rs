@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// What the values of a file may take: those of the largest weight index take 30 MB.
-const JSON_LIMIT: AllocationLimit = AllocationLimit::total(160 << 20);
+const JSON_LIMIT: AllocationLimit = AllocationLimit::total(96 << 20);
 
 /// Reads a JSON object; `None` if the file does not exist.
 pub(super) fn read_object(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>> {
@@ -18,12 +18,18 @@ pub(super) fn read_object(dir: &Path, name: &str) -> Result<Option<Map<String, V
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io("read", path)(e)),
     };
+    parse_object(&path, &text).map(Some)
+}
+
+/// The JSON object that a file has.
+pub(crate) fn parse_object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
+    let invalid = |detail| Err(Error::Config { path: path.to_owned(), detail });
     // with `NaN` and `Infinity`, as Python has written configs
-    let read = || json::parse(&text).map(|value| json::plain_config(&value));
+    let read = || json::parse(text).map(|value| json::plain_config(&value));
     match limited(JSON_LIMIT, &format!("reading {}", path.display()), read) {
-        Ok(Value::Object(map)) => Ok(Some(map)),
-        Ok(_) => Err(Error::Config { path, detail: "expected a JSON object".into() }),
-        Err(e) => Err(Error::Config { path, detail: format!("is not JSON: {e}") }),
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => invalid("expected a JSON object".into()),
+        Err(e) => invalid(format!("is not JSON: {e}")),
     }
 }
 

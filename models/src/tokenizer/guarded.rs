@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use tokenizers::{Encoding, Model as _, OffsetReferential, OffsetType, PreTokenizer as _};
 
 use super::special_tokens::{MARK_BYTES, MARKS, SpecialTokens};
-use super::{ChatOptions, Message, Tokenizer};
+use super::{ChatOptions, Message, Tokenizer, caught};
 use crate::error::{Error, Result};
 use crate::ranges::consecutive;
 
@@ -179,7 +179,8 @@ impl Tokenizer {
     /// Tokens of a text with their places in it. The token before every text is not added.
     pub(super) fn encode_with_offsets(&self, text: &str, control: &Control) -> Result<Encoded> {
         let Some((mark, at)) = self.marks(text, control) else {
-            let encoding = self.backend.encode(text, false).map_err(|cause| self.unencodable(text, None, &cause))?;
+            let encoding = caught(|| self.backend.encode(text, false));
+            let encoding = encoding.map_err(|cause| self.unencodable(text, None, &cause))?;
             return Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() });
         };
         let encoding = self.encode_marked(&inserted(text, mark, &at), mark, false)?;
@@ -207,7 +208,7 @@ impl Tokenizer {
             let encoding = pieces.into_encoding(None, 0, OffsetType::Byte)?;
             backend.post_process(encoding, None, add_special_tokens)
         };
-        encode().map_err(|cause| self.unencodable(text, Some(mark), &cause))
+        caught(encode).map_err(|cause| self.unencodable(text, Some(mark), &cause))
     }
 
     /// The mark, and its places in a text as byte offsets; `None` if no spelling is text.

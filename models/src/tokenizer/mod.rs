@@ -80,6 +80,11 @@ fn limit_of(bytes: &[u8]) -> AllocationLimit {
     AllocationLimit::total((64 << 20) + 24 * bytes.len())
 }
 
+/// Calls the `tokenizers` library, which panics on some parts that do not fit each other.
+fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_message(panic.as_ref()).into()))
+}
+
 impl Tokenizer {
     /// Reads the tokenizer of a checkpoint folder.
     ///
@@ -123,10 +128,8 @@ impl Tokenizer {
         let broken = |detail: String| Error::Tokenizer { path: path.clone(), detail };
 
         let bytes = files.get(files::TOKENIZER).unwrap_or_default();
-        // the library panics on some parts that do not fit each other
-        let read = || catch_unwind(AssertUnwindSafe(|| Backend::from_bytes(bytes)));
+        let read = || caught(|| Backend::from_bytes(bytes));
         let backend = limited(limit_of(bytes), &format!("reading {}", path.display()), read);
-        let backend = backend.unwrap_or_else(|panic| Err(panic_message(panic.as_ref()).into()));
         let mut backend = backend.map_err(|cause| {
             broken(format!(
                 "not a valid tokenizer of the Hugging Face `tokenizers` library: {cause}; save it again with a recent \
@@ -157,7 +160,9 @@ impl Tokenizer {
             firsts.flat_map(|c| c.to_lowercase().chain(c.to_uppercase()).chain([c])).collect();
         first_of_special.sort_unstable();
         first_of_special.dedup();
-        let around = backend.encode_fast("", true).map_err(|cause| broken(cause.to_string()))?;
+        let around = caught(|| backend.encode_fast("", true)).map_err(|cause| {
+            broken(format!("its parts do not fit each other: {cause}; save it again with a recent transformers"))
+        })?;
         let begin = around.get_ids().first().copied().filter(|id| special.contains_key(id));
         Ok(Self {
             origin: origin.to_owned(),
@@ -184,7 +189,7 @@ impl Tokenizer {
     /// [`Error::Tokenizer`] when the vocabulary has no way to write a character, naming it, and for a token
     /// [beyond the embedding](Tokenizer::for_embedding).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        match self.backend.encode_fast(text, add_special_tokens) {
+        match caught(|| self.backend.encode_fast(text, add_special_tokens)) {
             Ok(encoding) => self.embedded(encoding.get_ids().to_vec()),
             Err(cause) => Err(self.unencodable(text, None, &cause)),
         }
@@ -210,7 +215,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when the tokenizer's own decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        let text = self.backend.decode(ids, skip_special_tokens).map_err(|cause| Error::Tokenizer {
+        let text = caught(|| self.backend.decode(ids, skip_special_tokens)).map_err(|cause| Error::Tokenizer {
             path: self.origin.clone(),
             detail: format!("cannot decode {} ids: {cause}", ids.len()),
         })?;
@@ -396,7 +401,7 @@ impl Tokenizer {
         let mut buffer = [0; 4];
         rest.chars().filter(|&c| Some(c) != mark).find(|c| {
             let one: &str = c.encode_utf8(&mut buffer);
-            self.backend.encode_fast(one, false).is_err()
+            caught(|| self.backend.encode_fast(one, false)).is_err()
         })
     }
 }

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use firebrick_spec::json;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use super::files::{CHAT_TEMPLATE, CONFIG, Files, SPECIAL_TOKENS};
+use crate::checkpoint::json::parse_object;
 use crate::error::{Error, Result};
 
 /// The roles transformers knows; templates see each one that is set as a variable of that name.
@@ -82,18 +82,7 @@ impl Settings {
 
 /// The JSON object in file `name`, empty when there is no such file.
 fn object(dir: &Path, name: &str, files: &Files) -> Result<Map<String, Value>> {
-    let Some(bytes) = files.get(name) else {
-        return Ok(Map::new());
-    };
-    let wrong = |found: String| Error::Config {
-        path: dir.join(name),
-        detail: format!("expected a JSON object of tokenizer settings, found {found}"),
-    };
-    let value = json::parse(bytes).map_err(|fault| wrong(fault.to_string()))?;
-    match json::plain_config(&value) {
-        Value::Object(map) => Ok(map),
-        other => Err(wrong(other.to_string())),
-    }
+    files.get(name).map_or_else(|| Ok(Map::new()), |bytes| parse_object(&dir.join(name), bytes))
 }
 
 fn declared_tokens(dir: &Path, config: &Map<String, Value>) -> Result<BTreeMap<u32, AddedToken>> {

@@ -57,6 +57,22 @@ fn corrupt_files_are_named() {
 }
 
 #[test]
+fn parts_that_do_not_fit_each_other_are_refused_when_they_are_read() {
+    let special = json!([{"SpecialToken": {"id": "none", "type_id": 0}}]);
+    let second = json!([{"Sequence": {"id": "B", "type_id": 0}}]);
+    for single in [special, second] {
+        let dir = folder(&[]);
+        let path = dir.path().join("tokenizer.json");
+        let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        file["post_processor"] =
+            json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}});
+        std::fs::write(&path, file.to_string()).unwrap();
+        let error = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json") && error.contains("do not fit each other"), "{error}");
+    }
+}
+
+#[test]
 fn characters_round_trip() {
     let alphabet = "0123456789+= \n<>é日🦀e\u{301}";
     let tokenizer = Tokenizer::characters(alphabet).unwrap();

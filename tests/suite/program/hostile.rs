@@ -22,6 +22,15 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+/// Inputs by which campaigns found faults: kind and number.
+const FOUND: [(&str, u64); 5] = [
+    ("many values in a model's JSON", 115),
+    ("many values in a model's JSON", 194),
+    ("parts of a tokenizer", 205),
+    ("keys without number", 243),
+    ("many values in a model's JSON", 273),
+];
+
 /// A token in the environment of every run.
 const SECRET: &str = "hf_SecretOfTheEnvironment";
 
@@ -359,7 +368,9 @@ fn has_secret(folder: &Path) -> bool {
 fn inputs_made_to_do_harm_are_refused_or_harmless() {
     let kinds: Vec<&Kind> = kinds().collect();
     let points = campaign_points().filter(|_| is_campaign("hostile")).unwrap_or(0..kinds.len() as u64);
-    let chosen: Vec<(&Kind, u64)> = points.map(|point| (kinds[point as usize % kinds.len()], point)).collect();
+    let of_points = points.map(|point| (kinds[point as usize % kinds.len()], point));
+    let found = FOUND.iter().map(|&(name, point)| (*kinds.iter().find(|kind| kind.name == name).unwrap(), point));
+    let chosen: Vec<(&Kind, u64)> = of_points.chain(found.filter(|_| !is_campaign("hostile"))).collect();
     let jobs: BTreeSet<Job> = chosen.iter().map(|(kind, _)| kind.job).collect();
     let peaks: BTreeMap<Job, u64> = jobs.into_par_iter().map(|job| (job, honest_peak(job))).collect();
     let outcomes: Vec<Result<i32, String>> =

@@ -109,7 +109,10 @@ impl NcclRanks {
     pub fn over(control: Arc<dyn Collective>, card: Arc<Card>) -> Result<Self> {
         let communicator = joined(control.as_ref(), &card).inspect_err(|error| {
             if !matches!(error, CollectiveError::Failed(_)) {
-                control.abort(&error.to_string());
+                match staged(control.as_ref()) {
+                    Some(group) => group.give_up(error),
+                    None => control.abort(&error.to_string()),
+                }
             }
         })?;
         Ok(Self { control, card, communicator: Mutex::new(Some(communicator)), watched: Watched::default() })
