@@ -71,6 +71,7 @@ impl Step {
         };
         for rows in (0..self.rows).step_by(self.together) {
             groups.push(SharedBlocks {
+                first: 0,
                 blocks: take(self.prompt),
                 members: (rows..rows + self.together)
                     .map(|row| SequenceBlocks { row, blocks: take(lengths[row]), tokens: lengths[row] })

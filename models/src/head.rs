@@ -127,7 +127,8 @@ impl<'a> Head<'a> {
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
         match self.arch.logit_softcap {
-            Some(cap) => (logits / cap).tanh() * cap,
+            // as kernels that score logits cap them
+            Some(cap) => (logits * cap.recip()).tanh() * cap,
             None => logits,
         }
     }

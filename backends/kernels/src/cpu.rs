@@ -34,6 +34,7 @@ pub(super) mod rotary;
 pub(super) mod sample;
 pub(super) mod scores;
 pub(super) mod skinny_gemm;
+mod softmax;
 mod widest;
 
 pub(super) use autodiff::{alike, available, is_full_precision, plain};

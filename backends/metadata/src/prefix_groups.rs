@@ -46,6 +46,8 @@ pub struct PrefixRun {
 pub struct PrefixTree {
     /// The runs, the root first; it alone has no parent.
     runs: Vec<PrefixRun>,
+    /// The position of the first row, where only keys and values of the root are known.
+    context: Option<usize>,
 }
 
 impl PrefixTree {
@@ -56,12 +58,12 @@ impl PrefixTree {
     pub fn new(runs: Vec<PrefixRun>) -> Self {
         let ordered = |(index, run): (usize, &PrefixRun)| run.parent.map_or(index == 0, |parent| parent < index);
         assert!(runs.iter().enumerate().all(ordered), "one root, and every other run behind its parent");
-        Self { runs }
+        Self { runs, context: None }
     }
 
     /// A sequence that shares nothing.
     pub fn single(rows: Range<usize>) -> Self {
-        Self { runs: vec![PrefixRun { rows, parent: None }] }
+        Self::new(vec![PrefixRun { rows, parent: None }])
     }
 
     /// A prefix, and the rows behind it of each sequence that has it.
@@ -69,6 +71,22 @@ impl PrefixTree {
         let mut tree = Self::single(prefix);
         tree.runs.extend(members.into_iter().map(|rows| PrefixRun { rows, parent: Some(0) }));
         tree
+    }
+
+    /// [`Self::of_prefix`], of whose prefix only keys and values are known, from the token at `position` on. A kernel may
+    /// leave the prefix's own rows zero.
+    pub fn of_context(position: usize, prefix: Range<usize>, members: impl IntoIterator<Item = Range<usize>>) -> Self {
+        Self { context: Some(position), ..Self::of_prefix(prefix, members) }
+    }
+
+    /// The position of the first row.
+    pub fn first(&self) -> usize {
+        self.context.unwrap_or(0)
+    }
+
+    /// True if only keys and values of the root are known.
+    pub fn is_continued(&self) -> bool {
+        self.context.is_some()
     }
 
     /// The runs, the root first.

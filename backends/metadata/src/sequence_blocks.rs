@@ -14,6 +14,8 @@ pub struct SequenceBlocks {
 /// Sequences that begin with the same blocks, all of them full; none for a sequence that shares nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedBlocks {
+    /// Blocks before these, which no token sees any more.
+    pub first: usize,
     /// The blocks, oldest first.
     pub blocks: Vec<u32>,
     /// The sequences, each with its blocks after those.

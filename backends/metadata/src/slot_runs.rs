@@ -34,6 +34,7 @@ pub struct Sequence {
 /// Sequences that begin with the same tokens, up to `MAX_MEMBERS` of them.
 #[derive(Clone, Debug)]
 pub struct Part {
+    first: usize,
     tokens: usize,
     prefix: Range<usize>,
     members: Range<usize>,
@@ -62,6 +63,12 @@ impl Sequence {
 }
 
 impl Part {
+    /// The position of the first token of its sequences.
+    #[inline]
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
     /// Tokens that its sequences share.
     #[inline]
     pub fn tokens(&self) -> usize {
@@ -108,14 +115,15 @@ impl SlotRuns {
         assert!(!read.any(|&block| written[block as usize]), "a sequence writes to a block that another reads");
     }
 
-    fn push(&mut self, SharedBlocks { blocks, members }: &SharedBlocks) {
+    fn push(&mut self, SharedBlocks { first: blocks_before, blocks, members }: &SharedBlocks) {
+        let position = blocks_before * BLOCK_SIZE;
         let tokens = blocks.len() * BLOCK_SIZE;
         if let [alone] = members.as_slice() {
             // nobody else reads the prefix
             let first = self.runs.len();
             self.extend(first, blocks, tokens);
             self.push_sequence(first, tokens, alone);
-            self.push_parts(0, 0..0, 1);
+            self.push_parts(position, 0, 0..0, 1);
         } else if !members.is_empty() {
             let first = self.runs.len();
             self.extend(first, blocks, tokens);
@@ -123,7 +131,7 @@ impl SlotRuns {
             for member in members {
                 self.push_sequence(self.runs.len(), 0, member);
             }
-            self.push_parts(tokens, prefix, members.len());
+            self.push_parts(position, tokens, prefix, members.len());
         }
     }
 
@@ -153,12 +161,13 @@ impl SlotRuns {
     }
 
     /// Divides the last `members` sequences, which share a prefix, into parts.
-    fn push_parts(&mut self, tokens: usize, prefix: Range<usize>, members: usize) {
+    fn push_parts(&mut self, first: usize, tokens: usize, prefix: Range<usize>, members: usize) {
         let end = self.sequences.len();
-        let first = self.parts.len();
-        let whole = first..first + members.div_ceil(MAX_MEMBERS);
+        let first_part = self.parts.len();
+        let whole = first_part..first_part + members.div_ceil(MAX_MEMBERS);
         for start in (end - members..end).step_by(MAX_MEMBERS) {
             self.parts.push(Part {
+                first,
                 tokens,
                 prefix: prefix.clone(),
                 members: start..end.min(start + MAX_MEMBERS),
@@ -251,7 +260,7 @@ mod tests {
     #[test]
     fn tables_that_one_sequence_would_spoil_for_another_are_refused() {
         let two = |prefix: &[u32], a, b| {
-            let shared = SharedBlocks { blocks: prefix.to_vec(), members: vec![a, b] };
+            let shared = SharedBlocks { first: 0, blocks: prefix.to_vec(), members: vec![a, b] };
             refused(&[shared])
         };
         assert!(!two(&[3], member(0, &[1], 16), member(1, &[2], 1)));

@@ -121,7 +121,7 @@ mod tests {
 
     fn inputs(tokens: usize) -> StepInputs {
         let member = SequenceBlocks { row: 1, blocks: (0..tokens.div_ceil(16) as u32).collect(), tokens };
-        let group = vec![SharedBlocks { blocks: Vec::new(), members: vec![member] }];
+        let group = vec![SharedBlocks { first: 0, blocks: Vec::new(), members: vec![member] }];
         let rotary = StepRotary { angles: vec![vec![1.0; 8], vec![0.0; 8]], query_scale: None };
         StepInputs::new(vec![5, 7], Some(vec![0.25, 0.5]), rotary, &[group], 4)
     }

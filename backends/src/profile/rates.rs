@@ -154,6 +154,7 @@ fn decode_attention(device: &Device) -> Result<f64> {
     const KEY_HEADS: usize = 4;
     const DIM: usize = 64;
     let sequence = |row: usize| SharedBlocks {
+        first: 0,
         blocks: Vec::new(),
         members: vec![SequenceBlocks {
             row,

@@ -5,7 +5,7 @@ use super::model::ModelConfig;
 use super::rollout::RolloutConfig;
 use super::sft::{SftConfig, WarmupConfig};
 use super::trainer::TrainerConfig;
-use super::update::UpdateConfig;
+use super::update::{OldLogProbs, UpdateConfig};
 use crate::objective::ObjectiveConfig;
 use crate::optim::OptimConfig;
 use crate::plan::{AppliedPreset, DeviceAbilities, MemoryConfig, PRECISION, SHARE};
@@ -83,6 +83,11 @@ impl RunConfig {
     /// Ulysses degree of a separate critic, if it is set.
     pub fn critic_sequences(&self) -> Option<usize> {
         self.own_critic()?.ulysses_sequence_parallel_size
+    }
+
+    /// Source of the old log-probs: the sampler where its are the trainer's to the bit.
+    pub fn old_log_probs(&self) -> OldLogProbs {
+        if self.rollout.exact { OldLogProbs::Sampler } else { self.update.old_log_probs }
     }
 
     /// Format of the policy's quantized base, if it has one.

@@ -42,7 +42,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         adapters_off: compares && lora.is_some(),
         lora,
         // values of a shared trunk come out of the same pass
-        old_log_probs: shared || config.update.old_log_probs == OldLogProbs::Trainer,
+        old_log_probs: shared || config.old_log_probs() == OldLogProbs::Trainer,
         entropy: needs.entropy,
         scores: needs.scores,
         clips: config.optim.clip_grad.is_some(),

@@ -126,7 +126,7 @@ impl Scorer {
     /// head.
     pub fn needs_old_log_probs(&self) -> bool {
         let config = &self.session.config;
-        config.shared_critic().is_some() || config.update.old_log_probs == OldLogProbs::Trainer
+        config.shared_critic().is_some() || config.old_log_probs() == OldLogProbs::Trainer
     }
 
     /// Scores rollouts with the policy before its update, in one pass: log-probs, and values if it has a value head.
@@ -145,7 +145,7 @@ impl Scorer {
             rollout.rerouted = compared.map(|(sampler, trainer)| Rerouted::between(sampler, trainer, &per_token));
             // a policy without a value head has none
             rollout.columns.value = (!values.is_empty()).then(|| column(&values));
-            if config.update.old_log_probs == OldLogProbs::Trainer {
+            if config.old_log_probs() == OldLogProbs::Trainer {
                 rollout.columns.old_logp = Some(column(&logp));
             }
         }

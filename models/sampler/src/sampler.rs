@@ -4,7 +4,7 @@ use super::sampling_params::SamplingParams;
 use super::sequence::SampledToken;
 use super::top_k_top_p::sample_truncated;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, SampleOptions, Truncation};
+use firebrick_backends::kernels::{self, SampleOptions, Scaling, Truncation};
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Error, Result};
 use rayon::prelude::*;
@@ -86,11 +86,24 @@ pub(super) fn sample(logits: Tensor<2>, sampling: &SamplingParams, draws: &[Rand
         let rows = kernels::sample_rows(&logits, temperature, drawn);
         return Ok(SampledTokens::Host(rows.into_iter().map(chosen).collect()));
     }
-    let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / sampling.temperature };
-    let vocab = z.dims()[1];
+    let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON {
+        logits.clone()
+    } else {
+        logits.clone() / sampling.temperature
+    };
+    let [rows, vocab] = z.dims();
     let z: Vec<f32> = read(z)?;
     let chosen = z.par_chunks(vocab).zip(uniforms).map(|(row, u)| sample_truncated(row, sampling, u));
-    Ok(SampledTokens::Host(chosen.collect()))
+    let mut chosen: Vec<SampledToken> = chosen.collect();
+    // as training scores them, to the bit
+    let tokens: Vec<i32> = chosen.iter().map(|c| c.token as i32).collect();
+    let tokens = Tensor::<1, Int>::from_data(TensorData::new(tokens, [rows]), &logits.device());
+    let full = kernels::score_rows(&logits, &tokens, Scaling { temperature, softcap: None });
+    let full: Vec<f32> = full.logp.try_into_vec_as().map_err(|e| Error::device("scoring tokens", &e))?;
+    for (chosen, full) in chosen.iter_mut().zip(full) {
+        chosen.full_logp = full;
+    }
+    Ok(SampledTokens::Host(chosen))
 }
 
 fn read(t: Tensor<2>) -> Result<Vec<f32>> {

@@ -200,7 +200,7 @@ impl LayerGroup {
     /// The sequences, grouped by the first blocks that they share. The block before a shared one is shared too, so that
     /// the last shared block identifies the prefix.
     pub(super) fn shared_blocks(&self, index: usize, tables: &[Option<&BlockTable>]) -> Vec<SharedBlocks> {
-        let mut groups: Vec<(Option<u32>, usize, SharedBlocks)> = Vec::new();
+        let mut groups: Vec<(Option<u32>, SharedBlocks)> = Vec::new();
         for (row, table) in tables.iter().enumerate() {
             let Some(table) = table else { continue };
             let table_group = &table.groups[index];
@@ -217,24 +217,24 @@ impl LayerGroup {
                 blocks: table_group.blocks[shared..].to_vec(),
                 tokens: table.tokens - (table_group.first + shared) * BLOCK_SIZE,
             };
-            let same = |(other, ..): &&mut (Option<u32>, usize, SharedBlocks)| last.is_some() && *other == last;
+            let same = |(other, _): &&mut (Option<u32>, SharedBlocks)| last.is_some() && *other == last;
             match groups.iter_mut().rev().find(same) {
-                Some((_, first, group)) => {
+                Some((_, group)) => {
                     // the others' windows may reach further back
-                    if table_group.first < *first {
+                    if table_group.first < group.first {
                         group.blocks = table_group.blocks[..shared].to_vec();
-                        *first = table_group.first;
+                        group.first = table_group.first;
                     }
                     group.members.push(member);
                 }
                 None => {
                     let blocks = table_group.blocks[..shared].to_vec();
                     let members = vec![member];
-                    groups.push((last, table_group.first, SharedBlocks { blocks, members }));
+                    groups.push((last, SharedBlocks { first: table_group.first, blocks, members }));
                 }
             }
         }
-        groups.into_iter().map(|(.., group)| merge_unshared(group)).collect()
+        groups.into_iter().map(|(_, group)| merge_unshared(group)).collect()
     }
 
     /// The tokens that token `token` of a sequence sees, up to and including itself.
@@ -277,8 +277,10 @@ impl LayerGroup {
         let slots = chunks.iter().flat_map(|chunk| chunk.table.groups[index].slots(chunk.tokens.clone()));
         let slots = SlotMapping::new(slots.collect(), device);
         let context = |chunk: &Chunk<'_>| {
-            let seen = self.visible(chunk.tokens.start).start..chunk.tokens.start;
-            chunk.table.groups[index].slots(seen).collect::<Vec<u32>>()
+            // from a whole block on, so that kernels add numbers up in the order of decoding
+            let first = self.visible(chunk.tokens.start).start / BLOCK_SIZE * BLOCK_SIZE;
+            let slots = chunk.table.groups[index].slots(first..chunk.tokens.start);
+            Context { first, slots: slots.collect() }
         };
         let rows: Vec<Range<usize>> = consecutive(chunks.iter().map(|chunk| chunk.tokens.len())).collect();
         if kernels::available(Operation::Attention, device) {
@@ -300,7 +302,7 @@ impl LayerGroup {
             apart: apart
                 .map(|(chunk, rows)| ContinuedRows {
                     rows: rows.clone(),
-                    context: SlotMapping::new(context(chunk), device),
+                    context: SlotMapping::new(context(chunk).slots, device),
                 })
                 .collect(),
         }
@@ -316,30 +318,39 @@ fn merge_unshared(mut group: SharedBlocks) -> SharedBlocks {
     group
 }
 
-/// Rows grouped by the earlier tokens that they see. A kernel attends over whole sequences, so it computes these
+/// The earlier tokens that rows see.
+#[derive(Debug, PartialEq, Eq)]
+struct Context {
+    /// The position of the first.
+    first: usize,
+    slots: Vec<u32>,
+}
+
+/// Rows grouped by the earlier tokens that they see. On GPUs a kernel attends over whole sequences, so it computes these
 /// tokens' rows again (of attention alone): sequences with many of them are left to tensor operations.
-fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (JointRows, Vec<ContinuedRows>) {
-    let mut groups: Vec<(Vec<u32>, Vec<Range<usize>>)> = Vec::new();
+fn by_kernel(chunks: Vec<(Context, Range<usize>)>, device: &Device) -> (JointRows, Vec<ContinuedRows>) {
+    let mut groups: Vec<(Context, Vec<Range<usize>>)> = Vec::new();
     let mut apart = Vec::new();
     for (context, rows) in chunks {
-        if context.len() > QUERIES.max(rows.len()) {
-            apart.push(ContinuedRows { rows, context: SlotMapping::new(context, device) });
+        let seen = &context.slots;
+        if !is_cpu(device) && seen.len() > QUERIES.max(rows.len()) {
+            apart.push(ContinuedRows { rows, context: SlotMapping::new(context.slots, device) });
             continue;
         }
-        let same = groups.iter_mut().rev().find(|(other, _)| !context.is_empty() && *other == context);
+        let same = groups.iter_mut().rev().find(|(other, _)| !seen.is_empty() && *other == context);
         match same {
             Some((_, members)) => members.push(rows),
             None => groups.push((context, vec![rows])),
         }
     }
-    let before: usize = groups.iter().map(|(context, _)| context.len()).sum();
-    let prefixes = consecutive(groups.iter().map(|(context, _)| context.len()));
-    let trees = groups.iter().zip(prefixes).map(|((_, members), prefix)| {
+    let before: usize = groups.iter().map(|(context, _)| context.slots.len()).sum();
+    let prefixes = consecutive(groups.iter().map(|(context, _)| context.slots.len()));
+    let trees = groups.iter().zip(prefixes).map(|((context, members), prefix)| {
         let shift = |rows: &Range<usize>| rows.start + before..rows.end + before;
-        PrefixTree::of_prefix(prefix, members.iter().map(shift))
+        PrefixTree::of_context(context.first, prefix, members.iter().map(shift))
     });
     let trees = trees.collect();
-    let context = groups.into_iter().flat_map(|(context, _)| context);
+    let context = groups.into_iter().flat_map(|(context, _)| context.slots);
     let joint = JointRows::Kernel {
         context: SlotMapping::new(context.collect(), device),
         groups: PrefixGroups::new(trees, device),

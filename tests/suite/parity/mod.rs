@@ -1,6 +1,7 @@
 //! Against transformers, TRL and torch, number by number: everything that stands in the fixtures.
 
 mod adapters;
+mod exact;
 mod expert_adapters;
 mod export;
 mod functions;

@@ -58,6 +58,29 @@ fn sampler_and_trainer_are_compared_wherever_the_old_log_probs_come_from() {
 }
 
 #[test]
+fn exact_log_probs_are_the_trainers_and_limits_of_the_engine_change_no_number() {
+    let numbers = |limits: &[&str]| {
+        let bench = Bench::new();
+        succeeded(&bench.firebrick("train", &[&["rollout.exact=true", "rollout.temperature=0.7"], limits].concat()));
+        let of = |line: &Value| {
+            assert_eq!(line["training/rollout_probs_diff_max"].as_f64().map(f64::to_bits), Some(0), "{line}");
+            assert!(line.get("timing_s/old_log_prob").is_none(), "the sampler's log-probs are the old ones: {line}");
+            ["actor/pg_loss", "actor/grad_norm", "actor/entropy"].map(|key| line[key].as_f64().map(f64::to_bits))
+        };
+        let lines: Vec<_> = metrics(&bench, "run")[1..].iter().map(of).collect();
+        assert!(lines.iter().flatten().all(Option::is_some), "{lines:?}");
+        (completions(&bench), lines)
+    };
+    let plain = numbers(&[]);
+    for limits in [
+        &["rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=4", "rollout.pack_weights=false"][..],
+        &["rollout.kv_cache_memory_bytes=5200", "rollout.max_num_seqs=5"],
+    ] {
+        assert_eq!(plain, numbers(limits), "{limits:?}");
+    }
+}
+
+#[test]
 fn on_policy_nothing_is_corrected_rejected_or_masked_however_tokens_are_truncated() {
     for truncation in ["rollout.top_p=0.5", "rollout.top_k=2", "rollout.min_p=0.5"] {
         let losses = [
@@ -187,6 +210,9 @@ fn what_the_engine_cannot_do_is_refused() {
         ("rollout.gpu_memory_utilization=1.5", &["rollout.gpu_memory_utilization", "1.5"]),
         ("rollout.dynamic_sampling={enable: true, max_num_gen_batches: 0}", &["max_num_gen_batches"]),
         ("rollout.dynamic_sampling={enable: true, oversampling: 0.5}", &["oversampling"]),
+        ("rollout={exact: true, quantization: int8}", &["rollout.exact", "rollout.quantization"]),
+        ("rollout={exact: true, kv_cache_dtype: int8}", &["rollout.exact", "rollout.kv_cache_dtype"]),
+        ("rollout={exact: true, precision: bf16}", &["rollout.exact", "rollout.precision"]),
         ("rollout.dynamic_sampling={enable: true, metric: taste}", &["taste", "score"]),
     ] {
         refused(&Bench::new().firebrick("train", &[setting]), parts);

@@ -157,7 +157,7 @@ fn decoded(x: &Inputs<'_>) -> Vec<Tensor<2>> {
     let pool = KvPool::float(kv_heads, blocks, dim, x.stored, x.device);
     let pool = write_kv(pool, before.each_ref(), &slots);
     let member = SequenceBlocks { row: 0, blocks: (0..blocks as u32).collect(), tokens };
-    let shared = vec![SharedBlocks { blocks: Vec::new(), members: vec![member] }];
+    let shared = vec![SharedBlocks { first: 0, blocks: Vec::new(), members: vec![member] }];
     // an angle of 0: keys are in the pool as they are
     let angle = |value| x.of(vec![value; dim / 2], [1, 1, dim / 2], DType::F32);
     let (tables, angles) = (BlockTables::new(shared, 1, x.device), RotaryAngles::new(&angle(1.0), &angle(0.0)));

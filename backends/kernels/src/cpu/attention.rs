@@ -9,6 +9,7 @@ mod backward;
 mod blocks;
 
 use super::prelude::*;
+use super::softmax::mixed_parts;
 use crate::shapes::AttentionShape;
 use backward::backward;
 use blocks::{Block, Heads, Rows, probabilities};
@@ -62,9 +63,10 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: 
         .flat_map(|(rows, block)| (0..heads.query).map(move |head| (head, rows, block.clone())))
         .collect();
     let one = Parallelism::None;
-    tasks.par_iter().for_each_init(Default::default, |(scores, shares): &mut (Vec<T>, Vec<T>), (head, rows, block)| {
+    tasks.par_iter().for_each_init(Scratch::new, |scratch: &mut Scratch<T>, (head, rows, block)| {
+        let Scratch { scores, shares, gathered } = scratch;
         let (head, kv) = (*head, head / heads.group());
-        let (m, n) = (block.queries.len(), block.keys.len());
+        let (m, n) = (block.queries.len(), block.width());
         scores.resize(m * n, T::ZERO);
         let query = heads.query(rows.suffix_row(block.queries.start), head);
         let queries = Matrix::row_major(&q[query..], heads.q_row());
@@ -77,13 +79,40 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: 
         vectorised!(probabilities(scores, block, shape, sinks.map(|sinks| sinks[head]), shares));
         // SAFETY: no other task writes this head of these rows.
         let start = unsafe { target.get().add(query) };
-        for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
-            let values = Matrix::row_major(&v[heads.key(row, kv)..], heads.kv_row());
-            let weights = Matrix::row_major(&scores[tokens.start - block.keys.start..], n);
+        for (i, part) in mixed_parts(block.keys.clone()).enumerate() {
+            let mut runs = rows.runs(&part).map(|(tokens, row)| (tokens, &v[heads.key(row, kv)..]));
+            let values = match (runs.next(), runs.next()) {
+                (Some((_, values)), None) => Matrix::row_major(values, heads.kv_row()),
+                _ => {
+                    // one chain cannot go on in other rows
+                    gathered.clear();
+                    for (tokens, row) in rows.runs(&part) {
+                        let values = v[heads.key(row, kv)..].chunks(heads.kv_row()).take(tokens.len());
+                        gathered.extend(values.flat_map(|row| &row[..heads.dim]));
+                    }
+                    Matrix::row_major(gathered, heads.dim)
+                }
+            };
+            let weights = Matrix::row_major(&scores[part.start - block.keys.start..], n);
             let mixed = Target { start, row: heads.q_row(), add: i > 0 };
-            let size = Size { m, k: tokens.len(), n: heads.dim };
+            let size = Size { m, k: part.len(), n: heads.dim };
             multiply(size, mixed, weights, values, one);
         }
     });
     tensor(out, dims)
+}
+
+/// Buffers of one thread.
+struct Scratch<T> {
+    scores: Vec<T>,
+    /// Shares of the sink, where there is one.
+    shares: Vec<T>,
+    /// Values of tokens in several runs, one after the other.
+    gathered: Vec<T>,
+}
+
+impl<T> Scratch<T> {
+    fn new() -> Self {
+        Self { scores: Vec::new(), shares: Vec::new(), gathered: Vec::new() }
+    }
 }

@@ -131,7 +131,13 @@ fn run_all<T: Real>(tasks: &[Task], multiplications: usize, run: impl Fn(&mut [V
 
 /// The product of sorted rows, `[rows, k]`, with the matrix of their expert, for all experts: `[rows, n]`. A matrix has
 /// the strides `[row, column]` as the right factor `[k, n]`, and `k · n` numbers.
-fn by_expert<T: Real>(rows: &ExpertRows, input: Input<'_, T>, n: usize, w: &[T], strides: [usize; 2]) -> FlexTensor {
+fn by_expert<T: Real>(
+    rows: &ExpertRows,
+    input: Input<'_, T>,
+    n: usize,
+    (w, strides): (&[T], [usize; 2]),
+    multiply: Multiply<T>,
+) -> FlexTensor {
     let (total, k) = (rows.rows(), input.width);
     let _span = span("product", 2.0 * (total * k * n) as f64);
     let mut out: UninitBuffer<T> = UninitBuffer::new(total * n);
@@ -143,7 +149,7 @@ fn by_expert<T: Real>(rows: &ExpertRows, input: Input<'_, T>, n: usize, w: &[T],
         let start = unsafe { start.get().add(rows.start * n) };
         let matrix =
             Matrix { start: w[expert * k * n..(expert + 1) * k * n].as_ptr(), row: strides[0], column: strides[1] };
-        product([rows.len(), k, n], start, left, matrix, results);
+        product([rows.len(), k, n], start, (left, matrix), results, multiply);
     });
     // SAFETY: every sorted row is in one task, which has written all of its elements.
     let out = unsafe { out.assume_init() };
@@ -151,7 +157,13 @@ fn by_expert<T: Real>(rows: &ExpertRows, input: Input<'_, T>, n: usize, w: &[T],
 }
 
 /// `a · w` of `[m, k]` and `[k, n]`, written to `m · n` numbers from `out` on.
-fn product<T: Real>([m, k, n]: [usize; 3], out: *mut T, a: &[T], w: Matrix<T>, scratch: &mut Vec<T>) {
+fn product<T: Real>(
+    [m, k, n]: [usize; 3],
+    out: *mut T,
+    (a, w): (&[T], Matrix<T>),
+    scratch: &mut Vec<T>,
+    multiply: Multiply<T>,
+) {
     if m > SKINNY {
         let target = Target { start: out, row: n, add: false };
         let a = Matrix { start: a.as_ptr(), row: k, column: 1 };
@@ -175,14 +187,14 @@ fn forward<T: Real>(kernel: &Linear, x: &FlexTensor, w: &FlexTensor) -> FlexTens
     let ([_, inner], [outputs, _]) = (dims(x), dims(w));
     let input = kernel.input::<T>(elements(x), inner);
     let outputs = outputs / kernel.experts();
-    by_expert(&kernel.rows, input, outputs, elements(w), [1, inner])
+    by_expert(&kernel.rows, input, outputs, (elements(w), [1, inner]), multiply)
 }
 
 fn gradient_of_rows<T: Real>(kernel: &Linear, g: &FlexTensor, w: &FlexTensor) -> FlexTensor {
     let ([_, outputs], [_, inner]) = (dims(g), dims(w));
     let rows = &kernel.rows;
     let sorted = Input { x: elements(g), width: outputs, order: None };
-    let sorted = by_expert::<T>(rows, sorted, inner, elements(w), [inner, 1]);
+    let sorted = by_expert::<T>(rows, sorted, inner, (elements(w), [inner, 1]), multiply_in_any_order);
     match kernel.reads {
         ExpertInput::Sorted => sorted,
         ExpertInput::Tokens => sums_by_token::<T>(rows, elements(&sorted), inner),
@@ -223,7 +235,7 @@ fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor
         let target = Target { start, row: inner, add: false };
         let left = Matrix { start: g[sorted.start * outputs + block.start..].as_ptr(), row: 1, column: outputs };
         let right = Matrix { start: input.rows(&sorted, copies).as_ptr(), row: inner, column: 1 };
-        multiply(size, target, left, right, Parallelism::None);
+        multiply_in_any_order(size, target, left, right, Parallelism::None);
     });
     tensor(out, [kernel.experts() * outputs, inner])
 }

@@ -30,7 +30,7 @@ impl Kernel<2> for Linear {
             one.unwrap_or_else(|| unreachable!("one each"))
         } else {
             let size = [rows, inner, outputs];
-            dispatch_float!(x.dtype(), multiplied(size, (x, [inner, 1]), (w, [1, inner])))
+            dispatch_float!(x.dtype(), multiplied(size, (x, [inner, 1]), (w, [1, inner]), multiply))
         }
     }
 
@@ -40,11 +40,11 @@ impl Kernel<2> for Linear {
         let g = &gradient;
         let dx = || {
             let size = [rows, outputs, inner];
-            dispatch_float!(w.dtype(), multiplied(size, (g, [outputs, 1]), (&w, [inner, 1])))
+            dispatch_float!(w.dtype(), multiplied(size, (g, [outputs, 1]), (&w, [inner, 1]), multiply_in_any_order))
         };
         let dw = |x: FlexTensor| {
             let size = [outputs, rows, inner];
-            dispatch_float!(w.dtype(), multiplied(size, (g, [1, outputs]), (&x, [inner, 1])))
+            dispatch_float!(w.dtype(), multiplied(size, (g, [1, outputs]), (&x, [inner, 1]), multiply_in_any_order))
         };
         // a weight that is neither leaf nor constant would silently lose its gradient
         assert!(x.is_some() || !wanted[1], "the matrix of kernels::linear must be a leaf or a constant");
@@ -57,6 +57,7 @@ fn multiplied<T: Real>(
     [m, k, n]: [usize; 3],
     (a, a_strides): (&FlexTensor, [usize; 2]),
     (b, b_strides): (&FlexTensor, [usize; 2]),
+    multiply: Multiply<T>,
 ) -> FlexTensor {
     let _span = span("product", 2.0 * (m * k * n) as f64);
     let (size, mut out) = (Size { m, k, n }, Vec::with_capacity(m * n));
@@ -97,5 +98,9 @@ pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Te
         Transposed::Left => ([columns, rows, b_columns], [1, columns], [b_columns, 1]),
         Transposed::Right => ([rows, columns, b_rows], [columns, 1], [1, columns]),
     };
-    to_tensor(dispatch_float!(a.dtype(), multiplied(size, (&a, a_strides), (&b, b_strides))))
+    to_tensor(match transposed {
+        Transposed::Right => dispatch_float!(a.dtype(), multiplied(size, (&a, a_strides), (&b, b_strides), multiply)),
+        // only gradients multiply so
+        _ => dispatch_float!(a.dtype(), multiplied(size, (&a, a_strides), (&b, b_strides), multiply_in_any_order)),
+    })
 }

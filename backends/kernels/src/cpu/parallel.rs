@@ -15,15 +15,23 @@ pub(super) const CACHE_LINE: usize = 64;
 
 /// Runs code that calls `#[inline(always)]` functions with the widest vector instructions of this machine.
 macro_rules! vectorised {
-    ($code:expr) => {
+    ($code:expr) => {{
+        let once = crate::cpu::parallel::Once;
         crate::cpu::widest::with_widest(
             // otherwise it may be compiled for the baseline instruction set
             #[inline(always)]
-            || $code,
+            || {
+                let _once = once;
+                $code
+            },
         )
-    };
+    }};
 }
 pub(super) use vectorised;
+
+/// Moved into a closure that only borrows, it leaves no way to call it but by value: a closure that may be called again
+/// has a `call_once` around it, which is compiled for the baseline instruction set and not always inlined.
+pub(super) struct Once;
 
 /// `body(task)` for every task, on all cores.
 pub(super) fn for_each(tasks: usize, body: impl Fn(usize) + Sync + Send) {

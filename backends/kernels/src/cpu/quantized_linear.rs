@@ -176,6 +176,6 @@ pub(super) fn gradient<T: Real>(coded: Coded<'_>, g: &[T], rows: usize, out: &mu
         let target = Target { start: out.as_mut_ptr(), row: inner, add: first > 0 };
         let columns = Matrix { start: g[first..].as_ptr(), row: outputs, column: 1 };
         let by_row = Matrix { start: wide.as_ptr(), row: inner, column: 1 };
-        multiply(size, target, columns, by_row, size.parallelism());
+        multiply_in_any_order(size, target, columns, by_row, size.parallelism());
     });
 }

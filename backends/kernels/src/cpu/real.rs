@@ -24,6 +24,8 @@ pub(super) trait Real:
     fn of(value: f64) -> Self;
     /// The nearest f32; infinite where it is larger than all of them.
     fn as_f32(self) -> f32;
+    /// `self · a + b`, rounded once.
+    fn fma(self, a: Self, b: Self) -> Self;
     fn sqrt(self) -> Self;
     fn tanh(self) -> Self;
     fn ln(self) -> Self;
@@ -52,6 +54,11 @@ impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const LOWEST: Self = Self::NEG_INFINITY;
+
+    #[inline(always)]
+    fn fma(self, a: Self, b: Self) -> Self {
+        self.mul_add(a, b)
+    }
 
     #[inline(always)]
     fn of(value: f64) -> Self {
@@ -99,6 +106,11 @@ impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const LOWEST: Self = Self::NEG_INFINITY;
+
+    #[inline(always)]
+    fn fma(self, a: Self, b: Self) -> Self {
+        self.mul_add(a, b)
+    }
 
     #[inline(always)]
     fn of(value: f64) -> Self {

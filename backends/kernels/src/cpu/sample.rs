@@ -24,16 +24,17 @@ fn sample<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32
         weights.resize(vocab, T::ZERO);
         let z = &logits[row * vocab..][..vocab];
         let result = vectorised!({
-            let max = largest(z);
+            let likeliest = largest(z);
+            let max = likeliest * inverse;
             for (weight, &z) in weights.iter_mut().zip(z) {
-                *weight = ((z - max) * inverse).exp();
+                *weight = (z * inverse - max).exp();
             }
             let total = sum(weights);
             let token = match uniforms {
-                None => z.iter().position(|&v| v == max).unwrap_or(0),
+                None => z.iter().position(|&v| v == likeliest).unwrap_or(0),
                 Some(uniforms) => inverse_cdf(weights, total * T::of(f64::from(uniforms[row]))),
             };
-            let logp = (z[token] - max) * inverse - total.ln();
+            let logp = z[token] * inverse - (total.ln() + max);
             SampledToken { token: token as u32, logp: logp.elem() }
         });
         // SAFETY: each row is one task's.

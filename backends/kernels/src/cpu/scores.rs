@@ -4,6 +4,7 @@
 //! `H = logsumexp(z) − Σ p z`, and `∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z)`.
 
 use super::prelude::*;
+use super::real::reduce_lanes;
 use crate::shapes::{RowScores, Scaling, ScoreGradients};
 use burn::tensor::Int;
 
@@ -71,14 +72,16 @@ fn score<T: Real>(logits: &FlexTensor, targets: &[usize], scaling: Scaling) -> F
                         moment[lane] += e * centred;
                     }
                 }
+                let (mut sum_of_rest, mut moment_of_rest) = (T::ZERO, T::ZERO);
                 for &value in &z[whole..] {
                     let e = (value - max).exp();
-                    sum[0] += e;
-                    moment[0] += e * (value - max);
+                    sum_of_rest += e;
+                    moment_of_rest += e * (value - max);
                 }
-                let sum: T = sum.into_iter().sum();
+                // as `sum` adds the weights of a row from which a token is sampled
+                let sum = reduce_lanes(sum) + sum_of_rest;
                 let lse = sum.ln() + max;
-                let mean = moment.into_iter().sum::<T>() / sum + max;
+                let mean = (reduce_lanes(moment) + moment_of_rest) / sum + max;
                 out[0] = z[targets[row]] - lse;
                 out[1] = lse - mean;
                 out[2] = lse;

@@ -171,7 +171,7 @@ fn scattered(tokens: &[usize]) -> (Vec<SharedBlocks>, Vec<Vec<u32>>, usize) {
             SequenceBlocks { row, blocks: own, tokens: tokens[row] - full * BLOCK }
         });
         let members = members.collect();
-        shared.push(SharedBlocks { blocks: prefix, members });
+        shared.push(SharedBlocks { first: 0, blocks: prefix, members });
     }
     (shared, blocks, count)
 }

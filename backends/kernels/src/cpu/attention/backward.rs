@@ -91,7 +91,7 @@ impl<T: Real> BackwardPass<'_, T> {
         let (q_row, kv_row) = (heads.q_row(), heads.kv_row());
         let [q, k, v, g] = self.inputs;
         let [dq, dk, dv] = self.targets;
-        let (m, n) = (block.queries.len(), block.keys.len());
+        let (m, n) = (block.queries.len(), block.width());
         let query = heads.query(rows.suffix_row(block.queries.start), head);
         let (queries, d_out) = (Matrix::row_major(&q[query..], q_row), Matrix::row_major(&g[query..], q_row));
         scratch.p.resize(m * n, T::ZERO);
@@ -100,9 +100,9 @@ impl<T: Real> BackwardPass<'_, T> {
             let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
             let size = Size { m, k: heads.dim, n: tokens.len() };
             let keys = Matrix::row_major(&k[key..], kv_row).transposed();
-            multiply(size, Target::new(&mut scratch.p[column..], n, false), queries, keys, one);
+            multiply_in_any_order(size, Target::new(&mut scratch.p[column..], n, false), queries, keys, one);
             let values = Matrix::row_major(&v[key..], kv_row).transposed();
-            multiply(size, Target::new(&mut scratch.ds[column..], n, false), d_out, values, one);
+            multiply_in_any_order(size, Target::new(&mut scratch.ds[column..], n, false), d_out, values, one);
         }
         let d_sink = self.score_gradients(block, scratch, self.sinks.map(|sinks| sinks[head]));
         // SAFETY: no other task writes dQ of this head and these rows.
@@ -112,13 +112,13 @@ impl<T: Real> BackwardPass<'_, T> {
             let (p, ds) = (Matrix::row_major(&scratch.p[column..], n), Matrix::row_major(&scratch.ds[column..], n));
             let keys = Matrix::row_major(&k[key..], kv_row);
             let target = Target { start: dq, row: q_row, add: i > 0 };
-            multiply(Size { m, k: tokens.len(), n: heads.dim }, target, ds, keys, one);
+            multiply_in_any_order(Size { m, k: tokens.len(), n: heads.dim }, target, ds, keys, one);
             // SAFETY: no other task writes dK and dV of this key head and this tree's rows.
             let (dk, dv) = unsafe { (dk.get().add(key), dv.get().add(key)) };
             let size = Size { m: tokens.len(), k: m, n: heads.dim };
             let target = |start| Target { start, row: kv_row, add: true };
-            multiply(size, target(dk), ds.transposed(), queries, one);
-            multiply(size, target(dv), p.transposed(), d_out, one);
+            multiply_in_any_order(size, target(dk), ds.transposed(), queries, one);
+            multiply_in_any_order(size, target(dv), p.transposed(), d_out, one);
         }
         d_sink
     }
@@ -126,7 +126,7 @@ impl<T: Real> BackwardPass<'_, T> {
     /// Turns raw scores into probabilities and dP into the gradient of the raw scores, in place; gives that of the
     /// sink.
     fn score_gradients(&self, block: &Block, scratch: &mut Scratch<T>, sink: Option<T>) -> T {
-        let (shape, n) = (self.shape, block.keys.len());
+        let (shape, n, keys) = (self.shape, block.width(), block.keys.len());
         let Scratch { p, ds, raw, shares } = scratch;
         let mut d_sink = T::ZERO;
         if shape.softcap.is_some() {
@@ -138,6 +138,7 @@ impl<T: Real> BackwardPass<'_, T> {
             let scale = T::of(shape.scale);
             let rows = p.chunks_exact(n).zip(ds.chunks_exact_mut(n));
             for (query, (p, ds)) in rows.enumerate() {
+                let (p, ds) = (&p[..keys], &mut ds[..keys]);
                 let mean = dot(p, ds);
                 if let Some(&share) = shares.get(query) {
                     d_sink += -(share * mean);

@@ -1,6 +1,7 @@
 //! Blocks of queries, the rows of the keys that they see, and their probabilities.
 
 use crate::cpu::prelude::*;
+use crate::cpu::softmax::{Scores, softmax};
 use crate::prefix_groups::PrefixTree;
 use crate::shapes::AttentionShape;
 
@@ -75,10 +76,11 @@ impl Rows {
     pub(super) fn blocks(&self, window: Option<usize>) -> impl Iterator<Item = Block> + use<> {
         let (first, rows) = self.suffix();
         let end = first + rows.len();
+        let root = self.path.first().map_or(0, |(first, _)| *first);
         (first..end).step_by(BLOCK).map(move |start| {
             let end = (start + BLOCK).min(end);
-            let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
-            Block { queries: start..end, keys: oldest..end }
+            let oldest = window.map_or(root, |w| root.max((start + 1).saturating_sub(w)));
+            Block { queries: start..end, keys: oldest - oldest % LANES..end }
         })
     }
 }
@@ -86,8 +88,10 @@ impl Rows {
 impl Rows {
     /// Every run of queries after its path.
     pub(super) fn of_tree(tree: &PrefixTree) -> impl Iterator<Item = Self> {
-        tree.paths().into_iter().map(|path| {
-            let mut token = 0;
+        assert!(tree.first().is_multiple_of(LANES), "sums are of whole vectors");
+        let paths = tree.paths().into_iter().skip(usize::from(tree.is_continued()));
+        paths.map(|path| {
+            let mut token = tree.first();
             let numbered = path.into_iter().map(|run| {
                 let rows = tree.runs()[run].rows.clone();
                 token += rows.len();
@@ -98,15 +102,22 @@ impl Rows {
     }
 }
 
-/// A block of queries and the keys that any of them sees, as tokens of their sequence.
+/// A block of queries and the keys that any of them sees, as tokens of their sequence; from a multiple of [`LANES`] on.
 #[derive(Clone)]
 pub(super) struct Block {
     pub(super) queries: Range<usize>,
     pub(super) keys: Range<usize>,
 }
 
-/// Turns the scores of a block into probabilities, row by row, in place; masked keys get 0. Where a sink takes part,
-/// its share of each row is written to `shares`.
+impl Block {
+    /// Numbers of a row of scores: whole vectors.
+    pub(super) fn width(&self) -> usize {
+        self.keys.len().next_multiple_of(LANES)
+    }
+}
+
+/// Turns the scores of a block into probabilities, row by row, in place; masked keys get 0, and so does what is behind
+/// the last key. Where a sink takes part, its share of each row is written to `shares`.
 #[inline(always)]
 pub(super) fn probabilities<T: Real>(
     scores: &mut [T],
@@ -115,50 +126,13 @@ pub(super) fn probabilities<T: Real>(
     sink: Option<T>,
     shares: &mut Vec<T>,
 ) {
-    let width = block.keys.len();
+    let scores_of = Scores { scale: shape.scale, softcap: shape.softcap };
     shares.clear();
-    for (query, row) in block.queries.clone().zip(scores.chunks_exact_mut(width)) {
-        let (seen, rest) = row.split_at_mut(query + 1 - block.keys.start);
-        rest.fill(T::ZERO);
+    for (query, row) in block.queries.clone().zip(scores.chunks_exact_mut(block.width())) {
         let oldest = shape.window.map_or(0, |w| (query + 1).saturating_sub(w));
-        let (unseen, seen) = seen.split_at_mut(oldest.saturating_sub(block.keys.start));
-        unseen.fill(T::ZERO);
-        shares.extend(softmax(seen, shape, sink));
+        let seen = oldest.saturating_sub(block.keys.start)..query + 1 - block.keys.start;
+        let (row, rest) = row.split_at_mut(seen.end.next_multiple_of(LANES));
+        rest.fill(T::ZERO);
+        shares.extend(softmax(row, &seen, scores_of, sink));
     }
-}
-
-/// The softmax of a row of products, in place; the share of the sink that takes part in it.
-#[inline(always)]
-fn softmax<T: Real>(row: &mut [T], shape: &AttentionShape, sink: Option<T>) -> Option<T> {
-    let scale = T::of(shape.scale);
-    match shape.softcap {
-        None => row.iter_mut().for_each(|s| *s = *s * scale),
-        Some(cap) => {
-            let (cap, shrink) = (T::of(cap), T::of(shape.scale / cap));
-            for s in row.iter_mut() {
-                *s = (*s * shrink).tanh() * cap;
-            }
-        }
-    }
-    let max = largest(row);
-    let max = sink.map_or(max, |sink| max.larger(sink));
-    let mut sums = [T::ZERO; 16];
-    let mut chunks = row.chunks_exact_mut(16);
-    for chunk in &mut chunks {
-        for (s, sum) in chunk.iter_mut().zip(&mut sums) {
-            *s = (*s - max).exp();
-            *sum += *s;
-        }
-    }
-    for s in chunks.into_remainder() {
-        *s = (*s - max).exp();
-        sums[0] += *s;
-    }
-    let sink_weight = sink.map(|sink| (sink - max).exp());
-    let total = sums.into_iter().sum::<T>() + sink_weight.unwrap_or(T::ZERO);
-    let inverse = T::ONE / total;
-    for s in row.iter_mut() {
-        *s = *s * inverse;
-    }
-    sink_weight.map(|sink_weight| sink_weight * inverse)
 }

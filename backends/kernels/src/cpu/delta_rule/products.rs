@@ -7,7 +7,7 @@ const BLOCK: usize = 32;
 
 /// `out = a · b`, or `out += a · b`.
 pub(super) fn product<T: Real>([m, k, n]: [usize; 3], out: Target<T>, a: Matrix<T>, b: Matrix<T>) {
-    multiply(Size { m, k, n }, out, a, b, Parallelism::None);
+    multiply_in_any_order(Size { m, k, n }, out, a, b, Parallelism::None);
 }
 
 /// Columns of a row of an `[m, m]` triangular matrix that its products read and write: up to the end of the block on

@@ -7,7 +7,7 @@ use crate::cpu::widest::with_widest;
 use pulp::{Simd, WithSimd};
 
 /// Rows whose sums of a panel stay in the first cache beside its weights.
-const GROUP: usize = 64;
+pub(super) const GROUP: usize = 64;
 
 /// Multiplications from which products run in parallel.
 const LARGE: usize = 1 << 16;

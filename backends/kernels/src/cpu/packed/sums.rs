@@ -1,6 +1,8 @@
 //! Sums of products of some rows with a panel.
 
 use super::layout::{LineF32, LineI8, Lines, PanelMatrix, WIDTH};
+use super::product::GROUP;
+use crate::cpu::gemm::input_parts;
 use crate::cpu::parallel::{CACHE_LINE, prefetch};
 use pulp::Simd;
 
@@ -49,12 +51,11 @@ impl PanelMatrix {
     /// The products of the first `out.len()` rows with a panel, put into `out`. `after` is what will be read next.
     #[inline(always)]
     pub(super) fn sums<S: Simd>(&self, simd: S, x: &[f32], panel: usize, after: *const u8, out: &mut [[f32; WIDTH]]) {
-        out.fill([0.0; WIDTH]);
         let place = panel * self.inner..(panel + 1) * self.inner;
         match &self.lines {
-            Lines::Exact(lines) => by_chunks(simd, x, &lines[place], after, out),
+            Lines::Exact(lines) => by_parts(simd, x, &lines[place], after, out),
             Lines::Int8(codes, scales) => {
-                by_chunks(simd, x, &codes[place], after, out);
+                by_parts(simd, x, &codes[place], after, out);
                 let scales = &scales[panel * WIDTH..][..WIDTH];
                 for sums in out {
                     for (sum, &scale) in sums.iter_mut().zip(scales) {
@@ -108,12 +109,33 @@ impl Input for LineI8 {
     }
 }
 
-/// Adds the products of rows with a panel to `out`: some of the inputs after the others, and of these as many outputs
-/// at a time as rows have sums in registers. Their weights stay in the first cache while they are multiplied with all
-/// rows.
+/// The products of rows with a panel: the sums of [`input_parts`], added in their order, so that they are those of
+/// [`multiply`](crate::cpu::gemm::multiply) to the bit.
 #[inline(always)]
-fn by_chunks<S: Simd, I: Input>(simd: S, x: &[f32], panel: &[I], after: *const u8, out: &mut [[f32; WIDTH]]) {
+fn by_parts<S: Simd, I: Input>(simd: S, x: &[f32], panel: &[I], after: *const u8, out: &mut [[f32; WIDTH]]) {
     let inner = panel.len();
+    let mut sums = [[0.0; WIDTH]; GROUP];
+    for part in input_parts(inner) {
+        let next = if part.end < inner { panel[part.end..].as_ptr().cast() } else { after };
+        let rows = Rows { x: &x[part.start..], stride: inner };
+        let first = part.start == 0;
+        let target = if first { &mut *out } else { &mut sums[..out.len()] };
+        target.fill([0.0; WIDTH]);
+        by_chunks(simd, rows, &panel[part], next, target);
+        if !first {
+            for (out, sum) in out.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+                *out += sum;
+            }
+        }
+    }
+}
+
+/// Adds the products of rows with some lines of a panel to `out`: some of the inputs after the others, and of these as
+/// many outputs at a time as rows have sums in registers. Their weights stay in the first cache while they are
+/// multiplied with all rows.
+#[inline(always)]
+fn by_chunks<S: Simd, I: Input>(simd: S, x: Rows<'_>, panel: &[I], after: *const u8, out: &mut [[f32; WIDTH]]) {
+    let (inner, stride) = (panel.len(), x.stride);
     let blocks = out.len().div_ceil(ROWS[usize::from(S::F32_LANES < 16)]);
     let whole = S::F32_LANES * 4 == WIDTH && out.len() <= WHOLE;
     let strips = if whole { 1 } else { WIDTH / (2 * S::F32_LANES) };
@@ -126,7 +148,7 @@ fn by_chunks<S: Simd, I: Input>(simd: S, x: &[f32], panel: &[I], after: *const u
             let mut first = 0;
             for block in 0..blocks {
                 let end = first + (out.len() - first).div_ceil(blocks - block);
-                let rows = Rows { x: &x[first * inner + at..], stride: inner };
+                let rows = Rows { x: &x.x[first * stride + at..], stride };
                 let out = &mut out[first..end];
                 match end - first {
                     2 if whole => add::<S, I, 2, 4>(simd, rows, lines, left, ahead, out),

@@ -36,17 +36,18 @@ pub(super) fn dots<S: Simd, T: Vectors, N: Stored<T>>(
         let q = &queries[tile.start * dim..tile.end * dim];
         let out = &mut out[tile.start * stride..];
         match tile.len() {
-            4 => dots_of::<S, T, N, 4, 1>(simd, q, dim, keys, out, stride),
-            3 => dots_of::<S, T, N, 3, 1>(simd, q, dim, keys, out, stride),
-            2 => dots_of::<S, T, N, 2, 1>(simd, q, dim, keys, out, stride),
-            _ => dots_of::<S, T, N, 1, 2>(simd, q, dim, keys, out, stride),
+            4 => dots_of::<S, T, N, 4>(simd, q, dim, keys, out, stride),
+            3 => dots_of::<S, T, N, 3>(simd, q, dim, keys, out, stride),
+            2 => dots_of::<S, T, N, 2>(simd, q, dim, keys, out, stride),
+            _ => dots_of::<S, T, N, 1>(simd, q, dim, keys, out, stride),
         }
     }
 }
 
-/// [`dots`] of `Q` queries, each product in `P` partial sums: two blocks at a time where their sums fit in registers.
+/// [`dots`] of `Q` queries, each product one chain of fused multiply-adds, as in a product of matrices: two blocks at a
+/// time where their sums fit in registers.
 #[inline(always)]
-fn dots_of<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize>(
+fn dots_of<S: Simd, T: Vectors, N: Stored<T>, const Q: usize>(
     simd: S,
     queries: &[T],
     dim: usize,
@@ -56,21 +57,21 @@ fn dots_of<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize>(
 ) {
     let block = BLOCK_SIZE * dim;
     let (mut keys, mut token) = (keys, 0);
-    if 2 * Q * P * BLOCK_SIZE <= SUMS * T::lanes::<S>() {
+    if 2 * Q * BLOCK_SIZE <= SUMS * T::lanes::<S>() {
         while keys.len() >= 2 * block {
-            tile::<S, T, N, Q, P, 2>(simd, queries, dim, keys, &mut out[token..], stride);
+            tile::<S, T, N, Q, 2>(simd, queries, dim, keys, &mut out[token..], stride);
             (keys, token) = (&keys[2 * block..], token + 2 * BLOCK_SIZE);
         }
     }
     while keys.len() >= block {
-        tile::<S, T, N, Q, P, 1>(simd, queries, dim, keys, &mut out[token..], stride);
+        tile::<S, T, N, Q, 1>(simd, queries, dim, keys, &mut out[token..], stride);
         (keys, token) = (&keys[block..], token + BLOCK_SIZE);
     }
 }
 
-/// The products of `Q` queries with the keys of `B` blocks, in `P` partial sums.
+/// The products of `Q` queries with the keys of `B` blocks.
 #[inline(always)]
-fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize, const B: usize>(
+fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const B: usize>(
     simd: S,
     queries: &[T],
     dim: usize,
@@ -80,23 +81,21 @@ fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize, const
 ) {
     let (lanes, block) = (T::lanes::<S>(), BLOCK_SIZE * dim);
     let vectors = BLOCK_SIZE / lanes;
-    let enough = queries.len() >= Q * dim && keys.len() >= B * block && dim.is_multiple_of(P);
+    let enough = queries.len() >= Q * dim && keys.len() >= B * block;
     assert!(enough && out.len() >= (Q - 1) * stride + B * BLOCK_SIZE, "a tile");
     // as many vectors of a block as there are where one has a single number
-    let mut sums = [[[[T::splat(simd, T::ZERO); BLOCK_SIZE]; B]; P]; Q];
+    let mut sums = [[[T::splat(simd, T::ZERO); BLOCK_SIZE]; B]; Q];
     // SAFETY: there are Q queries of `dim` numbers and B blocks of `dim` rows, each of `vectors` vectors, and as many
     // products.
     unsafe {
-        for at in (0..dim).step_by(P) {
-            for p in 0..P {
-                for b in 0..B {
-                    for v in 0..vectors {
-                        let row = b * block + (at + p) * BLOCK_SIZE;
-                        let keys = N::vector::<S>(keys.as_ptr().add(row + v * lanes));
-                        for q in 0..Q {
-                            let query = T::splat(simd, *queries.as_ptr().add(q * dim + at + p));
-                            sums[q][p][b][v] = T::mul_add(simd, query, keys, sums[q][p][b][v]);
-                        }
+        for at in 0..dim {
+            for b in 0..B {
+                for v in 0..vectors {
+                    let row = b * block + at * BLOCK_SIZE;
+                    let keys = N::vector::<S>(keys.as_ptr().add(row + v * lanes));
+                    for q in 0..Q {
+                        let query = T::splat(simd, *queries.as_ptr().add(q * dim + at));
+                        sums[q][b][v] = T::mul_add(simd, query, keys, sums[q][b][v]);
                     }
                 }
             }
@@ -104,12 +103,8 @@ fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize, const
         for q in 0..Q {
             for b in 0..B {
                 for v in 0..vectors {
-                    let mut sum = sums[q][0][b][v];
-                    for p in 1..P {
-                        sum = T::plus(simd, sum, sums[q][p][b][v]);
-                    }
                     let to = q * stride + b * BLOCK_SIZE + v * lanes;
-                    T::store::<S>(out.as_mut_ptr().add(to), sum);
+                    T::store::<S>(out.as_mut_ptr().add(to), sums[q][b][v]);
                 }
             }
         }
@@ -167,7 +162,7 @@ fn add_to<S: Simd, T: Vectors, N: Stored<T>, const Q: usize>(
         let sum = &mut sums[q * dim + start..(q + 1) * dim];
         for (row, &weight) in rows.chunks_exact(dim).zip(&weights[q * stride..]) {
             for (sum, &x) in sum.iter_mut().zip(&row[start..]) {
-                *sum += weight * x.widen();
+                *sum = weight.fma(x.widen(), *sum);
             }
         }
     }

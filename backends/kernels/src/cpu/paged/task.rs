@@ -8,8 +8,8 @@ use super::products::{add_weighted, dots};
 use super::storage::{Kind, Storage};
 use super::vectors::{Stored, Vectors};
 use crate::cpu::prelude::*;
-use crate::cpu::real::sum;
 use crate::cpu::rotary::rotate_half;
+use crate::cpu::softmax::{MIXED, Scores, mixed_parts, softmax};
 use crate::paged::PagedAttentionShape;
 use firebrick_metadata::slot_runs::{Part, Sequence, SlotRuns};
 use firebrick_spec::BLOCK_SIZE;
@@ -43,14 +43,21 @@ pub(super) struct Step<'a, T, P> {
 pub(super) struct Scratch<T> {
     queries: Vec<T>,
     scores: Vec<T>,
-    mixed: Vec<T>,
+    /// Sums of values whose chains have ended, and of those whose have not.
+    mixed: [Vec<T>; 2],
     prefix: Vec<T>,
     key: Vec<T>,
 }
 
 impl<T> Scratch<T> {
     pub(super) fn new() -> Self {
-        Self { queries: Vec::new(), scores: Vec::new(), mixed: Vec::new(), prefix: Vec::new(), key: Vec::new() }
+        Self {
+            queries: Vec::new(),
+            scores: Vec::new(),
+            mixed: [Vec::new(), Vec::new()],
+            prefix: Vec::new(),
+            key: Vec::new(),
+        }
     }
 }
 
@@ -175,33 +182,50 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         // whole blocks, which are whole vectors, so that no exponential is computed as a scalar
         let width = shared + most.next_multiple_of(BLOCK_SIZE);
         scores.resize(queries * width, T::ZERO);
-        mixed.clear();
-        mixed.resize(queries * dim, T::ZERO);
+        for sums in mixed.iter_mut() {
+            sums.clear();
+            sums.resize(queries * dim, T::ZERO);
+        }
         if shared > 0 {
             self.prefix_keys(head, part, unseen, prefix);
             score_all(q, prefix, dim, scores, width);
         }
-        for (i, sequence) in members.iter().enumerate() {
+        let place = |sequence| {
             let [gone, hidden] = self.hidden(part, sequence);
-            let scores = &mut scores[i * group * width..][..group * width];
-            let q = &q[i * group * dim..][..group * dim];
-            let mixed = &mut mixed[i * group * dim..][..group * dim];
-            let place = Place { head, sequence, hidden, shared, width };
-            self.score(simd, &place, q, scores);
-            let skipped = whole_blocks(hidden);
-            // what is before its own tokens is hidden where some of them are
-            let seen = gone - unseen + hidden - skipped..shared + sequence.tokens() - skipped;
+            Place { head, sequence, first: part.first() + part.tokens(), gone: gone - unseen, hidden, shared, width }
+        };
+        let scaling = Scores { scale: self.shape.scale, softcap: self.shape.softcap };
+        let each = || members.iter().map(place).zip(members.iter().map(Some).skip(1).chain([None]));
+        let by_member = scores.chunks_exact_mut(group * width).zip(q.chunks_exact(group * dim));
+        for ((place, next), (scores, q)) in each().zip(by_member) {
+            let next = match next {
+                Some(next) => (Kind::Key, next),
+                None => (Kind::Value, &members[0]),
+            };
+            self.score(simd, &place, part, next, q, scores);
+            let seen = place.seen();
             for (query, scores) in scores.chunks_exact_mut(width).enumerate() {
                 let sink = self.sinks.map(|sinks| sinks[head * group + query]);
-                self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen, sink);
+                softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen, scaling, sink);
             }
-            let next = members.get(i + 1);
-            let next = next.map(|next| (next, self.hidden(part, next)[1]));
-            self.mix(simd, &place, next, scores, mixed);
         }
+        let [mixed, chain] = mixed;
         if shared > 0 {
             self.prefix_values(head, part, unseen, prefix);
-            mix_all(scores, width, prefix, dim, mixed);
+            let first = part.first() + unseen;
+            for tokens in mixed_parts(first..part.first() + part.tokens()) {
+                let at = tokens.start - first;
+                let values = &prefix[at * dim..][..tokens.len() * dim];
+                add_weighted(simd, &scores[at..], width, values, dim, chain);
+                if tokens.end.is_multiple_of(MIXED) {
+                    end_chain(chain, mixed);
+                }
+            }
+        }
+        let sums = mixed.chunks_exact_mut(group * dim).zip(chain.chunks_exact_mut(group * dim));
+        for (((place, next), scores), sums) in each().zip(scores.chunks_exact_mut(group * width)).zip(sums) {
+            let next = next.map(|next| (next, self.hidden(part, next)[1]));
+            self.mix(simd, &place, next, scores, sums);
         }
         for (sequence, mixed) in members.iter().zip(mixed.chunks_exact(group * dim)) {
             let at = (sequence.row() * self.heads + head * group) * dim;
@@ -211,15 +235,23 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         }
     }
 
-    /// Products of a sequence's queries with its own keys, after those with the prefix.
+    /// Products of a sequence's queries with its own keys, after those with the prefix. Prefetches the keys or values of
+    /// the sequence that is read after it.
     #[inline(always)]
-    fn score<S: Simd>(&self, simd: S, place: &Place<'_>, q: &[T], scores: &mut [T]) {
+    fn score<S: Simd>(
+        &self,
+        simd: S,
+        place: &Place<'_>,
+        part: &Part,
+        (kind, next): (Kind, &Sequence),
+        q: &[T],
+        scores: &mut [T],
+    ) {
         let &Place { head, width, .. } = place;
         let pieces = self.runs.suffix_blocks(place.sequence, whole_blocks(place.hidden));
         let keys = pieces.clone().map(|piece| (Kind::Key, piece));
-        let values = self.runs.suffix(place.sequence, place.hidden);
-        let values = values.map(|piece| (Kind::Value, piece));
-        let mut ahead = keys.skip(AHEAD).chain(values.take(AHEAD));
+        let next = self.runs.suffix(next, whole_blocks(self.hidden(part, next)[1]));
+        let mut ahead = keys.skip(AHEAD).chain(next.take(AHEAD).map(|piece| (kind, piece)));
         let mut at = place.shared;
         for piece in pieces {
             self.prefetch(head, ahead.next());
@@ -235,7 +267,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         }
     }
 
-    /// Sums of a sequence's own values. Prefetches the keys of the sequence after it.
+    /// Sums of a sequence's own values, and of those before them. Prefetches the values of the sequence after it.
     #[inline(always)]
     fn mix<S: Simd>(
         &self,
@@ -243,19 +275,14 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         place: &Place<'_>,
         next: Option<(&Sequence, usize)>,
         scores: &mut [T],
-        mixed: &mut [T],
+        (mixed, chain): (&mut [T], &mut [T]),
     ) {
         let &Place { head, width, .. } = place;
         let pieces = self.runs.suffix(place.sequence, place.hidden);
-        let values = pieces.clone().map(|piece| (Kind::Value, piece));
-        let next = next.into_iter();
-        let next = next.flat_map(|(next, hidden)| {
-            let blocks = self.runs.suffix_blocks(next, whole_blocks(hidden));
-            blocks.take(AHEAD)
-        });
-        let keys = next.map(|piece| (Kind::Key, piece));
-        let mut ahead = values.skip(AHEAD).chain(keys);
+        let next = next.into_iter().flat_map(|(next, hidden)| self.runs.suffix(next, hidden).take(AHEAD));
+        let mut ahead = pieces.clone().skip(AHEAD).chain(next).map(|piece| (Kind::Value, piece));
         let mut at = place.shared + place.hidden % BLOCK_SIZE;
+        let mut token = place.first + place.hidden;
         for piece in pieces {
             self.prefetch(head, ahead.next());
             if P::SCALED {
@@ -265,9 +292,18 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
                 }
             }
             let values = self.read(Kind::Value, head, &piece);
-            add_weighted(simd, &scores[at..], width, values, self.dim, mixed);
+            for tokens in mixed_parts(token..token + piece.len()) {
+                let before = tokens.start - token;
+                let values = &values[before * self.dim..][..tokens.len() * self.dim];
+                add_weighted(simd, &scores[at + before..], width, values, self.dim, chain);
+                if tokens.end.is_multiple_of(MIXED) {
+                    end_chain(chain, mixed);
+                }
+            }
             at += piece.len();
+            token += piece.len();
         }
+        end_chain(chain, mixed);
     }
 
     /// Prefetches the keys or values of some slots.
@@ -308,38 +344,16 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             self.pool.write(row, key, &self.v[at..][..dim]);
         }
     }
-
-    /// Turns products into probabilities, in place; those outside `seen` become 0. A sink takes part, and is left out.
-    #[inline(always)]
-    fn softmax(&self, scores: &mut [T], seen: &Range<usize>, sink: Option<T>) {
-        let scale = T::of(self.shape.scale);
-        for s in &mut scores[seen.clone()] {
-            *s = *s * scale;
-        }
-        if let Some(cap) = self.shape.softcap.map(T::of) {
-            for s in &mut scores[seen.clone()] {
-                *s = (*s / cap).tanh() * cap;
-            }
-        }
-        fill_outside(scores, seen, T::LOWEST);
-        let max = largest(scores);
-        let max = sink.map_or(max, |sink| max.larger(sink));
-        for s in scores.iter_mut() {
-            *s = (*s - max).exp();
-        }
-        fill_outside(scores, seen, T::ZERO);
-        let sink_weight = sink.map_or(T::ZERO, |sink| (sink - max).exp());
-        let inverse = T::ONE / (sum(scores) + sink_weight);
-        for s in scores.iter_mut() {
-            *s = *s * inverse;
-        }
-    }
 }
 
 /// A sequence's own part of a task's scores.
 struct Place<'a> {
     head: usize,
     sequence: &'a Sequence,
+    /// Tokens before its own.
+    first: usize,
+    /// Scores of the prefix that are of tokens outside its window.
+    gone: usize,
     /// Own tokens outside its window.
     hidden: usize,
     /// Scores of the prefix before its own.
@@ -348,17 +362,27 @@ struct Place<'a> {
     width: usize,
 }
 
+impl Place<'_> {
+    /// The scores of tokens in its window. What is before its own tokens is hidden where some of them are.
+    #[inline(always)]
+    fn seen(&self) -> Range<usize> {
+        let skipped = whole_blocks(self.hidden);
+        self.gone + self.hidden - skipped..self.shared + self.sequence.tokens() - skipped
+    }
+}
+
 /// Tokens in whole blocks of so many.
 #[inline(always)]
 fn whole_blocks(tokens: usize) -> usize {
     tokens - tokens % BLOCK_SIZE
 }
 
-/// Fills the elements outside a range.
+/// Adds the chains of sums to the sums before them.
 #[inline(always)]
-fn fill_outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
-    values[..range.start].fill(value);
-    values[range.end..].fill(value);
+fn end_chain<T: Real>(chain: &mut [T], sums: &mut [T]) {
+    for (sum, chain) in sums.iter_mut().zip(chain) {
+        *sum += std::mem::replace(chain, T::ZERO);
+    }
 }
 
 /// Products of all queries with the keys of a prefix, `[dim, tokens]`.
@@ -366,11 +390,4 @@ fn score_all<T: Vectors>(q: &[T], keys: &[T], dim: usize, scores: &mut [T], widt
     let size = Size { m: q.len() / dim, k: dim, n: keys.len() / dim };
     let (q, keys) = (Matrix::row_major(q, dim), Matrix::row_major(keys, size.n));
     multiply(size, Target::new(scores, width, false), q, keys, Parallelism::None);
-}
-
-/// Adds the values of a prefix to all sums, each times its weight.
-fn mix_all<T: Vectors>(scores: &[T], width: usize, values: &[T], dim: usize, mixed: &mut [T]) {
-    let size = Size { m: mixed.len() / dim, k: values.len() / dim, n: dim };
-    let (scores, values) = (Matrix::row_major(scores, width), Matrix::row_major(values, dim));
-    multiply(size, Target::new(mixed, dim, true), scores, values, Parallelism::None);
 }

@@ -12,7 +12,6 @@ pub(super) trait Vectors: Real {
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
     /// `a · b + c`.
     fn mul_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>, c: Self::Vector<S>) -> Self::Vector<S>;
-    fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
     /// The numbers at an address.
     ///
@@ -37,7 +36,7 @@ pub(super) trait Vectors: Real {
 
 /// Implements [`Vectors`] by a type of vectors of `pulp` and its operations.
 macro_rules! vectors {
-    ($float:ty, $vector:ident, $lanes:ident, $splat:ident, $mul_add:ident, $add:ident) => {
+    ($float:ty, $vector:ident, $lanes:ident, $splat:ident, $mul_add:ident) => {
         impl Vectors for $float {
             type Vector<S: Simd> = S::$vector;
 
@@ -55,16 +54,11 @@ macro_rules! vectors {
             fn mul_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
                 simd.$mul_add(a, b, c)
             }
-
-            #[inline(always)]
-            fn plus<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
-                simd.$add(a, b)
-            }
         }
     };
 }
-vectors!(f32, f32s, F32_LANES, splat_f32s, mul_add_e_f32s, add_f32s);
-vectors!(f64, f64s, F64_LANES, splat_f64s, mul_add_e_f64s, add_f64s);
+vectors!(f32, f32s, F32_LANES, splat_f32s, mul_add_e_f32s);
+vectors!(f64, f64s, F64_LANES, splat_f64s, mul_add_e_f64s);
 
 /// A number as a pool has it, for queries in `T`.
 pub(super) trait Stored<T: Vectors>: Copy + Sync {

@@ -1,7 +1,7 @@
 //! Products with matrices in panels, as they are and in 8 bits.
 
 use super::{assert_same, fused, numbers};
-use crate::{PackedWeights, rms_norm, with_team};
+use crate::{PackedWeights, linear, linear_add, rms_norm, with_team};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -32,6 +32,25 @@ fn products_with_panels_are_their_formulas() {
         assert!(pa.bytes() >= 4 * outer * inner && pa.bytes() <= 4 * (outer + 31) * inner);
         let wide = x.cast(DType::F64);
         assert!(!pa.takes(&wide) && PackedWeights::pack(&wide).is_none(), "f32 alone");
+    }
+}
+
+#[test]
+fn a_row_has_the_same_products_in_panels_and_out_of_them_among_any_number_of_rows() {
+    let most = 140;
+    for (inner, outer) in [(1, 3), (2, 40), (33, 1), (512, 200), (515, 70), (1300, 64)] {
+        let (x, w) = (numbers([most, inner], 5), numbers([outer, inner], 6));
+        let panels = PackedWeights::pack(&w).expect(KNOWN);
+        let expected = values(&fused(|| linear(&x, &w)));
+        for rows in [1, 2, 7, 128, 129, most] {
+            let x = x.clone().narrow(0, most - rows, rows);
+            let wanted = &expected[(most - rows) * outer..];
+            let base = numbers([rows, outer], 9);
+            assert_eq!(values(&fused(|| linear(&x, &w))), wanted, "{rows} × {inner} × {outer}");
+            assert_eq!(values(&panels.linear(&x)), wanted, "{rows} × {inner} × {outer} in panels");
+            let added = values(&linear_add(base.clone(), &x, &w));
+            assert_eq!(values(&panels.linear_add(base, &x)), added, "{rows} × {inner} × {outer}, added");
+        }
     }
 }
 

@@ -63,6 +63,7 @@ fn tables(groups: Groups, step: usize) -> (Vec<SharedBlocks>, usize) {
     let count: usize = groups.iter().map(|(_, member)| member.len()).sum();
     let mut row = count + 2;
     let groups = groups.iter().map(|&(prefix, members)| SharedBlocks {
+        first: 0,
         blocks: blocks(prefix),
         members: members
             .iter()
