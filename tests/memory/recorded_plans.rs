@@ -11,6 +11,7 @@ use firebrick::engine::plan::estimate::{Estimate, Parallel, estimate_parallel};
 use firebrick::engine::plan::planner::{Fit, Request};
 use firebrick::engine::plan::{MemoryConfig, Plan, Result, Zero};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
@@ -59,6 +60,7 @@ fn under_budgets(case: &Case, backend: Backend) -> Vec<String> {
         profile: profile::assumed(backend),
         budget: None,
         host_budget: None,
+        phase_limits: BTreeMap::new(),
         parallel: Parallel::default(),
         ranks: 1,
     };

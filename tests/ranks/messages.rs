@@ -21,6 +21,7 @@ use firebrick_models::Decoder;
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
 use firebrick_spec::{Backend, DeviceProfile};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 const KINDS: [(MessageKind, OperationKind); 3] = [
@@ -230,6 +231,7 @@ fn a_group_that_samples_sends_what_is_predicted() {
             profile: DeviceProfile::assumed(Backend::Cpu),
             budget: None,
             host_budget: None,
+            phase_limits: BTreeMap::new(),
             parallel: Parallel::default(),
             ranks: 1,
         };

@@ -1,8 +1,9 @@
 //! The request to plan a run, and a candidate for its plan.
 
-use crate::estimate::{Estimate, Parallel, Stages, Workload};
+use crate::estimate::{Estimate, EstimatePhase, Parallel, Stages, Workload};
 use crate::{MemoryConfig, Plan, Result, Zero};
 use firebrick_spec::DeviceProfile;
+use std::collections::BTreeMap;
 
 /// A run to be planned: its work, settings, device and budgets.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +21,8 @@ pub struct Request {
     pub budget: Option<u64>,
     /// Host bytes; no limit where absent. Where host and device are one memory the device's budget covers both.
     pub host_budget: Option<u64>,
+    /// Device bytes that phases may take where memory has run out in them: see [`Self::learn`].
+    pub phase_limits: BTreeMap<EstimatePhase, u64>,
     /// Devices of the run; bytes are per device.
     pub parallel: Parallel,
     /// Ranks of the run. Those that share nothing out are each planned as if alone (`parallel` is one device), and sum

@@ -108,6 +108,7 @@ mod tests {
     use firebrick_plan::estimate::{Parallel, Workload};
     use firebrick_spec::{Backend, DeviceProfile};
     use serde_json::{Value, json};
+    use std::collections::BTreeMap;
     use std::path::Path;
 
     /// On a device of 256 MiB whose pool adds nothing.
@@ -130,6 +131,7 @@ mod tests {
             profile: DeviceProfile { capacity_bytes: Some(256 << 20), ..DeviceProfile::assumed(Backend::Cpu) },
             budget: None,
             host_budget: None,
+            phase_limits: BTreeMap::new(),
             parallel: Parallel::default(),
             ranks: 1,
         }

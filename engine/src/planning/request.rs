@@ -9,6 +9,7 @@ use firebrick_plan::estimate::{Parallel, Workload};
 use firebrick_plan::planner::Request;
 use firebrick_plan::size::Budget;
 use firebrick_spec::DeviceProfile;
+use std::collections::BTreeMap;
 
 /// The request of a configuration in one of its modes. `budget` in bytes; `None` sets no limit.
 pub(super) fn request_within(
@@ -31,6 +32,7 @@ pub(super) fn request_within(
         profile,
         budget,
         host_budget: config.memory.host_budget.map(|b| b.0),
+        phase_limits: BTreeMap::new(),
         parallel: model_parallel(config),
         ranks: 1,
     })

@@ -192,8 +192,10 @@ impl Recovery {
         };
         let mut tried: Option<Fit> = None;
         loop {
-            let Planned { request, plan, .. } = &self.planned;
-            let next = request.next_cheaper(tried.as_ref().map_or(plan, |fit| &fit.plan), &failure);
+            let Planned { request, plan, .. } = &mut self.planned;
+            let failed = tried.as_ref().map_or(&*plan, |fit| &fit.plan);
+            let next = request.next_cheaper(failed, &failure);
+            request.learn(failed, &failure);
             match (next, replay) {
                 (Ok(fit), Replay::Possible) if self.session.config.memory.recover => {
                     let adopted = attempt(|| self.adopt(phase, &what, &fit));

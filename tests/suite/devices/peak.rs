@@ -22,6 +22,7 @@ use firebrick_models::Decoder;
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -235,6 +236,7 @@ fn weights_and_cache_stay_within_the_share_that_sampling_may_have(device: &Devic
         profile,
         budget: None,
         host_budget: None,
+        phase_limits: BTreeMap::new(),
         parallel: Parallel::default(),
         ranks: 1,
     };

@@ -190,6 +190,7 @@ mod tests {
     use crate::test_support::device;
     use firebrick_spec::Backend;
     use serde_json::{Value, json};
+    use std::collections::BTreeMap;
     use std::path::Path;
 
     /// A device that binds 128 MiB at most.
@@ -210,6 +211,7 @@ mod tests {
             profile,
             budget: None,
             host_budget: None,
+            phase_limits: BTreeMap::new(),
             parallel: Parallel::default(),
             ranks: 1,
         }

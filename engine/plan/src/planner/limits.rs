@@ -2,22 +2,20 @@
 
 use crate::estimate::{Estimate, EstimatePhase, PhaseEstimate};
 use crate::request::Request;
+use std::collections::BTreeMap;
 
 /// Bytes that phases may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PhaseLimits {
     pub device: u64,
     pub host: u64,
-    /// A phase with a limit below the device's.
-    pub phase: Option<(EstimatePhase, u64)>,
+    /// Phases with limits below the device's.
+    pub phases: BTreeMap<EstimatePhase, u64>,
 }
 
 impl PhaseLimits {
     pub fn hold(&self, phase: &PhaseEstimate) -> bool {
-        let device = match self.phase {
-            Some((name, bytes)) if name == phase.name => self.device.min(bytes),
-            _ => self.device,
-        };
+        let device = self.phases.get(&phase.name).map_or(self.device, |bytes| self.device.min(*bytes));
         phase.total_bytes <= device && phase.host_bytes <= self.host
     }
 
@@ -32,7 +30,7 @@ impl Request {
         PhaseLimits {
             device: self.allowed().unwrap_or(u64::MAX),
             host: self.host_budget.unwrap_or(u64::MAX),
-            phase: None,
+            phases: self.phase_limits.clone(),
         }
     }
 }

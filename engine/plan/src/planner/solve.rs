@@ -6,6 +6,7 @@ use crate::estimate::EstimatePhase;
 use crate::request::{Candidate, Request};
 use crate::{Error, Plan, Result};
 use firebrick_spec::Category;
+use std::collections::BTreeMap;
 
 /// The failure of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,6 +52,32 @@ impl Request {
     /// `Error::Infeasible` if no plan is predicted to need that little, with what would help; the others as in
     /// [`Self::fit`].
     pub fn next_cheaper(&self, current: &Plan, failure: &Failure) -> Result<Fit> {
+        let (phase, bound) = self.bound(current, failure);
+        let mut limits = self.limits();
+        match phase {
+            Some(phase) => limit(&mut limits.phases, phase, bound),
+            None => limits.device = limits.device.min(bound),
+        }
+        match search::below(&self.within_buffers(), &limits, f64::INFINITY)? {
+            Some((_, best)) => self.fit_candidate(best),
+            None => {
+                let mut tighter = self.clone();
+                tighter.budget = Some((bound as f64 / (1.0 - self.memory.margin)) as u64);
+                Err(Error::Infeasible(Box::new(advice::explain(&tighter)?)))
+            }
+        }
+    }
+
+    /// Keeps the limit of a phase in which memory ran out, so that a later plan, chosen because of another phase, keeps
+    /// it too.
+    pub fn learn(&mut self, current: &Plan, failure: &Failure) {
+        if let (Some(phase), bound) = self.bound(current, failure) {
+            limit(&mut self.phase_limits, phase, bound);
+        }
+    }
+
+    /// The bytes that the phase that failed may take in the next plan; of all phases where none is named.
+    fn bound(&self, current: &Plan, failure: &Failure) -> (Option<EstimatePhase>, u64) {
         let failed = self.estimate(current);
         let phase = failure.phase.and_then(|name| failed.phase(name));
         let predicted = phase.map_or(failed.peak_bytes, |p| p.total_bytes);
@@ -65,18 +92,12 @@ impl Request {
             (_, Some(limit)) => below.min(limit),
             _ => below,
         };
-        let mut limits = self.limits();
-        match phase {
-            Some(phase) => limits.phase = Some((phase.name, bound)),
-            None => limits.device = limits.device.min(bound),
-        }
-        match search::below(&self.within_buffers(), &limits, f64::INFINITY)? {
-            Some((_, best)) => self.fit_candidate(best),
-            None => {
-                let mut tighter = self.clone();
-                tighter.budget = Some((bound as f64 / (1.0 - self.memory.margin)) as u64);
-                Err(Error::Infeasible(Box::new(advice::explain(&tighter)?)))
-            }
-        }
+        (phase.map(|phase| phase.name), bound)
     }
+}
+
+/// Lowers the limit of a phase.
+fn limit(phases: &mut BTreeMap<EstimatePhase, u64>, phase: EstimatePhase, bytes: u64) {
+    let limit = phases.entry(phase).or_insert(bytes);
+    *limit = bytes.min(*limit);
 }

@@ -7,6 +7,7 @@ use crate::{
 use firebrick_arch::Arch;
 use firebrick_spec::{Backend, Category};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 mod next_cheaper;
@@ -34,6 +35,7 @@ fn request(arch: Arch, backend: Backend) -> Request {
         profile: device(backend),
         budget: None,
         host_budget: None,
+        phase_limits: BTreeMap::new(),
         parallel: Parallel::default(),
         ranks: 1,
     }

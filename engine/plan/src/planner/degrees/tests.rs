@@ -4,6 +4,7 @@ use crate::estimate::{EstimatePhase, MessageKind, Workload};
 use crate::test_support::kernels;
 use crate::{MemoryConfig, ParamOffload, PlanReport};
 use firebrick_spec::{Backend, DeviceProfile, LinkSpec, Precision};
+use std::collections::BTreeMap;
 
 const GIB: u64 = 1 << 30;
 
@@ -19,6 +20,7 @@ fn request(model: &str, budget: u64) -> Request {
         profile: profile.with_kernels(kernels(Backend::Cuda)),
         budget: Some(budget),
         host_budget: None,
+        phase_limits: BTreeMap::new(),
         parallel: Parallel::default(),
         ranks: 1,
     }

@@ -33,3 +33,23 @@ fn the_next_cheaper_plan_saves_a_tenth_of_what_plans_decide_about() {
     let saved = before.total_bytes - after;
     assert!(10 * saved >= before.total_bytes - overhead, "{saved} saved");
 }
+
+#[test]
+fn a_plan_after_the_failure_of_another_phase_keeps_the_limit_of_the_first() {
+    let mut request = request(arch(8, 512, 32_000), Backend::Cpu);
+    let bytes = |fit: &Fit, phase| fit.estimate.phase(phase).expect("a phase").total_bytes;
+    let failure = |fit: &Fit, phase| {
+        let predicted = bytes(fit, phase);
+        Failure { phase: Some(phase), used: Some(predicted * 5 / 4), limit: Some(predicted) }
+    };
+    let first = request.fit().expect("fits");
+    let in_update = failure(&first, EstimatePhase::Backward);
+    let second = request.next_cheaper(&first.plan, &in_update).expect("a cheaper one");
+    let in_validation = failure(&second, EstimatePhase::Rollout);
+    let forgets = request.next_cheaper(&second.plan, &in_validation).expect("a cheaper one");
+    request.learn(&first.plan, &in_update);
+    let keeps = request.next_cheaper(&second.plan, &in_validation).expect("a cheaper one");
+    let most = bytes(&first, EstimatePhase::Backward) * 4 / 5;
+    assert!(bytes(&keeps, EstimatePhase::Backward) <= most && bytes(&forgets, EstimatePhase::Backward) > most);
+    assert!(bytes(&keeps, EstimatePhase::Rollout) <= bytes(&second, EstimatePhase::Rollout) * 4 / 5);
+}
