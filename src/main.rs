@@ -102,7 +102,7 @@ fn main() -> ExitCode {
     kernel_cache::enable();
     // Panics of a backend are caught at phase boundaries and reported as errors; their own output helps only
     // debugging. They are log lines, so that a live view keeps its screen.
-    if std::env::var_os("RUST_BACKTRACE").is_none() {
+    if std::env::var_os("RUST_BACKTRACE").is_none_or(|value| value == "0") {
         std::panic::set_hook(Box::new(|info| tracing::debug!("{info}")));
     } else {
         std::panic::set_hook(Box::new(|info| {
