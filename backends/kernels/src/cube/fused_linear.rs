@@ -44,7 +44,7 @@ struct Variant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Epilogue {
     Nothing,
-    /// The gate of outputs that take turns by eight.
+    /// The gate of outputs interleaved by eight.
     Gated(Activation),
     /// The sum with other rows, and sums of its squares.
     Added,
@@ -175,8 +175,8 @@ fn is_aligned(tensor: &CubeTensor) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
 }
 
-/// See [`crate::takes_turns`].
-pub(crate) fn takes_turns(w: &Tensor<2>, outputs: usize) -> bool {
+/// Returns true if the outputs of gate and up, as many each, are interleaved in a matrix like this one.
+pub(crate) fn is_interleaved(w: &Tensor<2>, outputs: usize) -> bool {
     outputs.is_multiple_of(EIGHT) && is_half_on_tensor_cores(&Cube::primitive(w.clone()))
 }
 

@@ -8,24 +8,12 @@ use super::norm::{
 use super::prelude::*;
 use crate::shapes::JoinedHeads;
 
-/// See [`crate::add_rms_norm`].
+// the kernel adds up however many parts there are
+pub(crate) use add_rms_norm as add_rms_norm_parts;
+
+/// See [`crate::add_rms_norm`] and [`crate::add_rms_norm_parts`]: `x` has as many rows as the base, or those of several
+/// parts in f32.
 pub(crate) fn add_rms_norm(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
-    add_and_norm(base, x, w, eps, offset)
-}
-
-/// See [`crate::add_rms_norm_parts`].
-pub(crate) fn add_rms_norm_parts(
-    base: Tensor<2>,
-    parts: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-    offset: f64,
-) -> [Tensor<2>; 2] {
-    add_and_norm(base, parts, w, eps, offset)
-}
-
-/// The sum of rows and others, or the sums of the parts of such in f32, and its norm.
-fn add_and_norm(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
     let _span = span("norm", 0.0);
     let [base, x, w] = [base, x.clone(), w.clone()].map(detached);
     let [rows, n] = dims(&base);

@@ -103,7 +103,7 @@ enum Epilogue {
     Sums,
     /// Added to sums in f32.
     Added,
-    /// The gate of an MLP, of columns that take turns by eight.
+    /// The gate of an MLP, of columns interleaved by eight.
     Gated(Activation),
 }
 
@@ -213,7 +213,7 @@ pub(super) fn parts_of_product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTen
     Some(products.partial_sums().remove(0))
 }
 
-/// The gate of an MLP, `[rows, n]`, of `a · b`, whose 2 n columns take turns by eight: first of the gate, then of what
+/// The gate of an MLP, `[rows, n]`, of `a · b`, whose 2 n columns are interleaved by eight: first of the gate, then of what
 /// it opens for. `None` where the kernel does not take the matrices, or their inputs are divided.
 pub(super) fn gated_product(a: &CubeTensor, b: &CubeTensor, activation: Activation) -> Option<CubeTensor> {
     let products = Products::each(&[[a, b]]).filter(|products| products.parts == 1)?;

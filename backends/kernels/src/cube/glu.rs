@@ -87,7 +87,7 @@ pub(super) fn activation(x: f32, #[comptime] gate: Activation) -> (f32, f32) {
     }
 }
 
-/// activation(gate) · up. If `joined`, both are in one tensor, and take turns by `width` vectors.
+/// activation(gate) · up. If `joined`, both are in one tensor, interleaved by `width` vectors.
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float, N: Size>(
     gates: &[Vector<F, N>],

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use firebrick_spec::Activation;
 
 /// Outputs of a gate that lie side by side in [`joined_gate_up`], before as many of the other factor.
-const TURN: usize = 8;
+const EIGHT: usize = 8;
 
 /// A norm's weight, `[1, n]`, and its numbers; see [`crate::rms_norm`].
 #[derive(Clone, Debug)]
@@ -30,20 +30,20 @@ pub struct SquaredRows {
     pub squares: Tensor<2>,
 }
 
-/// The matrices of a gated MLP as one for [`linear_glu`], `[2 n, inputs]`: one below the other, or in turns of eight
+/// The matrices of a gated MLP as one for [`linear_glu`], `[2 n, inputs]`: one below the other, or interleaved by eight
 /// outputs where a kernel gates as it multiplies. Both are `[n, inputs]`.
 pub fn joined_gate_up([gate, up]: [Tensor<2>; 2]) -> Tensor<2> {
     let [n, inner] = gate.dims();
-    if !takes_turns(&gate, n) {
+    if !is_interleaved(&gate, n) {
         return Tensor::cat(vec![gate, up], 0);
     }
-    let turns = [gate, up].map(|matrix| matrix.reshape([n / TURN, TURN, inner]));
-    Tensor::cat(turns.to_vec(), 1).reshape([2 * n, inner])
+    let interleaved = [gate, up].map(|matrix| matrix.reshape([n / EIGHT, EIGHT, inner]));
+    Tensor::cat(interleaved.to_vec(), 1).reshape([2 * n, inner])
 }
 
-/// Returns true if [`joined_gate_up`] of matrices `[n, inputs]` like this one has outputs in turns.
-fn takes_turns(matrix: &Tensor<2>, n: usize) -> bool {
-    by_device!(&matrix.device(), cpu => false, cube => crate::cube::fused_linear::takes_turns(matrix, n))
+/// Returns true if [`joined_gate_up`] of matrices `[n, inputs]` like this one has interleaved outputs.
+fn is_interleaved(matrix: &Tensor<2>, n: usize) -> bool {
+    by_device!(&matrix.device(), cpu => false, cube => crate::cube::fused_linear::is_interleaved(matrix, n))
 }
 
 /// `activation(x · gateᵀ) ∘ (x · upᵀ)`, `[rows, n]`, for `x` of shape `[rows, inputs]` and the matrices
@@ -51,7 +51,7 @@ fn takes_turns(matrix: &Tensor<2>, n: usize) -> bool {
 pub fn linear_glu(x: &Tensor<2>, gate_up: &Tensor<2>, activation: Activation) -> Tensor<2> {
     let ([rows, _], [both, _]) = (x.dims(), gate_up.dims());
     let width = both / 2;
-    if !takes_turns(gate_up, width) {
+    if !is_interleaved(gate_up, width) {
         return glu_joined(&linear_unpadded(x, gate_up), activation);
     }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -59,8 +59,8 @@ pub fn linear_glu(x: &Tensor<2>, gate_up: &Tensor<2>, activation: Activation) ->
         return crate::cube::fused_linear::linear_glu(x, gate_up, activation);
     }
     count_formula();
-    let turns = x.clone().matmul(gate_up.clone().transpose()).reshape([rows, width / TURN, 2, TURN]);
-    let [gate, up] = [0, 1].map(|which| turns.clone().narrow(2, which, 1).reshape([rows, width]));
+    let interleaved = x.clone().matmul(gate_up.clone().transpose()).reshape([rows, width / EIGHT, 2, EIGHT]);
+    let [gate, up] = [0, 1].map(|which| interleaved.clone().narrow(2, which, 1).reshape([rows, width]));
     glu(gate, up, activation)
 }
 

@@ -18,7 +18,7 @@ pub enum Stored {
     AdapterOutputs {
         /// Experts of the layer.
         experts: usize,
-        /// The outputs of gate and up take turns in the checkpoint.
+        /// The outputs of gate and up are interleaved in the checkpoint.
         interleaved: bool,
     },
 }
@@ -29,7 +29,7 @@ pub enum Stored {
 pub struct ExpertOrder {
     /// A matrix is `[in, out]`.
     pub transposed: bool,
-    /// The outputs of gate and up take turns, the gate's first.
+    /// The outputs of gate and up are interleaved, the gate's first.
     pub interleaved: bool,
 }
 
@@ -94,7 +94,7 @@ impl ParamSpec {
         Self { stored: Stored::ByExpert(experts), ..Self::new(slot, name, &[experts * out, input]) }
     }
 
-    /// The matrices `[out, in]` of all experts in one tensor `[experts, in, out]`, whose outputs may take turns.
+    /// The matrices `[out, in]` of all experts in one tensor `[experts, in, out]`, whose outputs may be interleaved.
     pub(super) fn transposed_experts(
         slot: Slot,
         name: String,
@@ -120,7 +120,7 @@ impl ParamSpec {
         }
     }
 
-    /// The biases of all experts, `[experts, out]`, which may take turns.
+    /// The biases of all experts, `[experts, out]`, which may be interleaved.
     pub(super) fn expert_bias(slot: Slot, name: String, shape: [usize; 2], interleaved: bool) -> Self {
         let mut spec = Self::new(slot, name, &shape);
         if interleaved {
