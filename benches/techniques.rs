@@ -431,7 +431,7 @@ fn head_alone(decoder: &Decoder) {
             for start in (0..tokens).step_by(head_rows) {
                 let len = head_rows.min(tokens - start);
                 let chunk =
-                    head.chunk(hidden.clone().narrow(0, start, len), targets.clone().narrow(0, start, len), 1.0);
+                    head.chunk(hidden.clone().narrow(0, start, len), targets.clone().narrow(0, start, len), 1.0, false);
                 let ones = chunk.scores.logp.ones_like();
                 let found = chunk.backward(&ones, None, &mut sum);
                 rows.push(found.hidden);

@@ -2,8 +2,8 @@
 //!
 //! The gradient is written out, not traced by autodiff, so that a chunk keeps two `[rows, vocab]` tensors (one with a
 //! fused kernel) instead of the seven of `log_softmax` + `gather` + entropy. On GPUs a large vocabulary is divided into
-//! tiles, with an online softmax over them: a chunk has the logits of one tile at a time, and recomputes them in the
-//! backward pass.
+//! tiles, with an online softmax over them. A chunk keeps the logits of all tiles for the gradient, or has those of one
+//! tile at a time and recomputes them in the backward pass.
 //!
 //! With z = softcap(h Wᵀ) / τ and p = softmax(z):
 //! log-prob of token t is `z_t − logsumexp(z)`, entropy is `H = logsumexp(z) − Σ p z`, and
@@ -58,6 +58,8 @@ pub struct HeadChunk<'a> {
     normed: Tensor<2>,
     targets: Tensor<1, Int>,
     distribution: Distribution,
+    /// Raw logits of all tiles, which the gradient overwrites, or none.
+    kept: Vec<Tensor<2>>,
     rows: RowScores,
     /// The chunk's scores.
     pub scores: TokenScores,
@@ -78,7 +80,7 @@ pub struct ValueChunk<'a> {
 enum Distribution {
     /// Raw logits `[rows, vocab]`, which the gradient overwrites.
     Logits(Tensor<2>),
-    /// The backward pass recomputes the raw logits, this many tokens at a time.
+    /// Tiles of this many tokens: raw logits are kept, or the backward pass recomputes them.
     Tiles(usize),
 }
 
@@ -179,18 +181,32 @@ impl<'a> Head<'a> {
     /// Log-probabilities of target tokens `[rows]` given hidden states `[rows, hidden]`, and entropies; nothing is kept
     /// for a gradient.
     pub fn score(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> TokenScores {
-        self.chunk(hidden, targets, temperature).scores
+        self.chunk(hidden, targets, temperature, true).scores
     }
 
     /// [`Self::score`], keeping what the gradient needs. `temperature` must be positive. Hidden states are `[rows,
-    /// hidden]`, targets `[rows]`.
-    pub fn chunk(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> HeadChunk<'a> {
+    /// hidden]`, targets `[rows]`. With `recomputes`, a vocabulary in tiles keeps no logits.
+    pub fn chunk(
+        &'a self,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+        temperature: f64,
+        recomputes: bool,
+    ) -> HeadChunk<'a> {
         let normed = self.normed(&hidden);
         let [vocab, _] = self.projection.dims();
         let tile = kernels::vocabulary_tile(&normed.device()).filter(|&tile| tile < vocab);
         let scaling = self.scaling(temperature);
+        let mut kept = Vec::new();
         let (distribution, rows) = match tile {
-            Some(tile) => (Distribution::Tiles(tile), self.score_tiles(&normed, &targets, tile, scaling)),
+            Some(tile) => {
+                let rows = self.score_tiles(&normed, &targets, tile, scaling, |logits| {
+                    if !recomputes {
+                        kept.push(logits);
+                    }
+                });
+                (Distribution::Tiles(tile), rows)
+            }
             None => {
                 let logits = self.raw(&normed);
                 let rows = kernels::score_rows(&logits, &targets, scaling);
@@ -198,7 +214,7 @@ impl<'a> Head<'a> {
             }
         };
         let scores = TokenScores { logp: rows.logp.clone(), entropy: rows.entropy.clone() };
-        HeadChunk { head: self, temperature, hidden, normed, targets, distribution, rows, scores }
+        HeadChunk { head: self, temperature, hidden, normed, targets, distribution, kept, rows, scores }
     }
 }
 
@@ -222,20 +238,31 @@ impl Head<'_> {
         })
     }
 
-    fn score_tiles(&self, normed: &Tensor<2>, targets: &Tensor<1, Int>, tile: usize, scaling: Scaling) -> RowScores {
+    /// Scores the tiles of the vocabulary, and gives each one's logits to `keep`.
+    fn score_tiles(
+        &self,
+        normed: &Tensor<2>,
+        targets: &Tensor<1, Int>,
+        tile: usize,
+        scaling: Scaling,
+        mut keep: impl FnMut(Tensor<2>),
+    ) -> RowScores {
         let running = self.tiles(tile).fold(None, |running, (first, rows)| {
             let logits = linear(normed, &rows);
-            Some(kernels::score_tile(&logits, first, targets, running, scaling))
+            let scores = kernels::score_tile(&logits, first, targets, running, scaling);
+            keep(logits);
+            Some(scores)
         });
         kernels::finish_scores(running.expect("a vocabulary has tokens"))
     }
 
-    /// The gradient of the normed rows: for each tile the logits, their gradient in place, and its two products. That
+    /// The gradient of the normed rows: for each tile the logits (those that are kept, or computed again), their gradient
+    /// in place, and its two products. That
     /// of the projection, if it is trained, is added to `sum` tile by tile.
     fn tile_gradients(
         &self,
         chunk: &HeadChunk<'_>,
-        tile: usize,
+        (tile, kept): (usize, Vec<Tensor<2>>),
         upstream: ScoreGradients<'_>,
         sum: &mut Option<Tensor<2>>,
     ) -> Tensor<2> {
@@ -247,8 +274,9 @@ impl Head<'_> {
         if self.projection_trains {
             sum.get_or_insert_with(|| zeros(self.projection.dims()));
         }
+        let mut kept = kept.into_iter();
         for (first, weights) in self.tiles(tile) {
-            let logits = linear(&chunk.normed, &weights);
+            let logits = kept.next().unwrap_or_else(|| linear(&chunk.normed, &weights));
             let dz = kernels::tile_gradient(logits, first, &chunk.targets, &chunk.rows, upstream, scaling);
             let tokens = first..first + weights.dims()[0];
             *sum = sum.take().map(|sum| kernels::add_matmul(&dz, &chunk.normed, Transposed::Left, sum, tokens));
@@ -263,14 +291,15 @@ impl HeadChunk<'_> {
     /// frozen head has no gradient of the projection. With tiles of the vocabulary that gradient is added to `sum`,
     /// `[vocab, hidden]` in f32, and never exists by itself.
     pub fn backward(
-        self,
+        mut self,
         d_logp: &Tensor<1>,
         d_entropy: Option<&Tensor<1>>,
         sum: &mut Option<Tensor<2>>,
     ) -> HeadGradients {
         let (head, upstream) = (self.head, ScoreGradients { d_logp, d_entropy });
+        let kept = std::mem::take(&mut self.kept);
         let (d_normed, projection) = match self.distribution {
-            Distribution::Tiles(tile) => (head.tile_gradients(&self, tile, upstream, sum), None),
+            Distribution::Tiles(tile) => (head.tile_gradients(&self, (tile, kept), upstream, sum), None),
             Distribution::Logits(logits) => {
                 let scaling = head.scaling(self.temperature);
                 let dz = kernels::score_gradient(logits, &self.targets, &self.rows, upstream, scaling);

@@ -63,17 +63,18 @@ pub(super) enum TokenChunk<'h> {
 }
 
 impl<'h> TokenChunk<'h> {
-    /// Scores hidden rows `[rows, hidden]` at their targets `[rows]`. Ranks that share the vocabulary exchange one
-    /// message.
+    /// Scores hidden rows `[rows, hidden]` at their targets `[rows]`. `recomputes`: see [`Head::chunk`]. Ranks that share
+    /// the vocabulary exchange one message.
     pub fn score(
         head: &'h Head<'_>,
         hidden: Tensor<2>,
         targets: Tensor<1, Int>,
         temperature: f64,
+        recomputes: bool,
         runtime: &Runtime,
     ) -> Result<Self> {
         if head.local_tokens().is_none() {
-            let chunk = head.chunk(hidden, targets, temperature);
+            let chunk = head.chunk(hidden, targets, temperature, recomputes);
             return Ok(Self::Whole(Box::new(chunk)));
         }
         let part = head.part(hidden, targets, temperature);
@@ -114,6 +115,8 @@ pub(super) struct HeadPass<'a> {
     pub weights: &'a Weights,
     pub rows: usize,
     pub temperature: f64,
+    /// True if logits in tiles are computed again for their gradient.
+    pub recomputes: bool,
     /// The loss scale.
     pub loss_scale: f64,
     /// Of a search for NaN and infinite numbers.
@@ -183,7 +186,7 @@ impl HeadPass<'_> {
             return self.two_passes(head, at, hidden, loss, gradients);
         }
         self.by_chunks(at.micro, |start, len| {
-            let chunk = self.chunk(head, at, hidden, start, len)?;
+            let chunk = self.chunk(head, at, hidden, (start, len), self.recomputes)?;
             let scores = chunk.scores();
             let inputs = at.micro.inputs.narrow(start, len);
             let derivatives = differentiate(loss, &scores.logp, &scores.entropy, &inputs, self.loss_scale);
@@ -245,7 +248,7 @@ impl HeadPass<'_> {
         let micro = at.micro;
         let (mut logp, mut entropy) = (Vec::new(), Vec::new());
         for (start, len) in chunks(micro.scored(), self.rows) {
-            let chunk = self.chunk(head, at, hidden, start, len)?;
+            let chunk = self.chunk(head, at, hidden, (start, len), true)?;
             logp.push(chunk.scores().logp.clone());
             entropy.push(chunk.scores().entropy.clone());
         }
@@ -256,7 +259,7 @@ impl HeadPass<'_> {
         let derivatives = differentiate(loss, &logp, &entropy, inputs, self.loss_scale);
         let mut d_hidden = Vec::new();
         for (start, len) in chunks(micro.scored(), self.rows) {
-            let chunk = self.chunk(head, at, hidden, start, len)?;
+            let chunk = self.chunk(head, at, hidden, (start, len), self.recomputes)?;
             let d_logp = derivatives.d_logp.clone().narrow(0, before + start, len);
             let d_entropy = derivatives.d_entropy.as_ref().map(|d| d.clone().narrow(0, before + start, len));
             d_hidden.push(absorb(at, chunk, &d_logp, d_entropy.as_ref(), gradients)?);
@@ -278,12 +281,12 @@ impl HeadPass<'_> {
         head: &'h Head<'_>,
         at: PassContext<'_>,
         hidden: &Tensor<2>,
-        start: usize,
-        len: usize,
+        (start, len): (usize, usize),
+        recomputes: bool,
     ) -> Result<TokenChunk<'h>> {
         let rows = hidden.clone().narrow(0, start, len);
         let targets = at.micro.targets.clone().narrow(0, start, len);
-        let chunk = TokenChunk::score(head, rows, targets, self.temperature, at.runtime)?;
+        let chunk = TokenChunk::score(head, rows, targets, self.temperature, recomputes, at.runtime)?;
         if let Some(check) = self.finite_check {
             check.device(chunk.scores().logp.clone().unsqueeze(), || "log-probs".to_owned())?;
         }

@@ -201,7 +201,8 @@ impl<'a> Executor<'a> {
             for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
                 let rows = hidden.clone().narrow(0, start, len);
                 let targets = micro.targets.clone().narrow(0, start, len);
-                let scores = TokenChunk::score(head, rows, targets, self.temperature, self.runtime)?.scores().clone();
+                let scores = TokenChunk::score(head, rows, targets, self.temperature, true, self.runtime)?;
+                let scores = scores.scores().clone();
                 logp.push(scores.logp);
                 entropy.push(scores.entropy);
             }

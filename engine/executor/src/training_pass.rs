@@ -167,6 +167,7 @@ impl<'a, 'r> Pass<'a, 'r> {
             weights: &fetched.weights[0],
             rows: self.executor.plan.head_rows,
             temperature: self.executor.temperature,
+            recomputes: self.executor.plan.recompute_logits,
             loss_scale: self.executor.loss_scale,
             finite_check: self.executor.finite_check,
         };

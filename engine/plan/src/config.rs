@@ -113,6 +113,9 @@ pub struct MemoryConfig {
     #[schemars(range(min = 1))]
     #[default(1024)]
     pub head_rows: usize,
+    /// On GPUs with a larger vocabulary than a tile (8,192 tokens), recompute a chunk's logits for its gradient, a tile
+    /// at a time. `false` keeps them.
+    pub recompute_logits: bool,
     /// Queries per chunk of attention scores; 0: all.
     #[default(512)]
     pub attention_rows: usize,

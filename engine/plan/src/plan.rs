@@ -127,6 +127,9 @@ pub struct ModelPlan {
     pub order: Order,
     /// Rows that the head projects at a time: logits of more never exist.
     pub head_rows: usize,
+    /// On GPUs that take the vocabulary in tiles: a chunk's logits are computed again for its gradient, not kept.
+    #[serde(default = "yes")]
+    pub recompute_logits: bool,
     /// Queries that attention scores at a time in sequences longer than that; 0 scores all at once.
     pub attention_rows: usize,
     /// Layout of sequences in a micro-batch.

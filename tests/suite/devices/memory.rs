@@ -26,6 +26,7 @@ on_gpus!(
     predictions_are_within_15_percent_of_what_the_pool_counts,
     predictions_of_linear_attention_are_within_15_percent_of_what_the_pool_counts,
     the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need,
+    logits_that_are_kept_give_the_gradients_of_recomputed_ones_to_the_bit,
 );
 
 /// How far a prediction may be from what the pool counts.
@@ -201,11 +202,15 @@ fn with_logits(chunk: &Chunk) -> [Tensor<2>; 4] {
     [logp.inner(), entropy.inner(), d_x, d_w]
 }
 
-/// By tiles of the vocabulary.
+/// By tiles of the vocabulary, whose logits are computed again.
 fn with_tiles(chunk: &Chunk) -> [Tensor<2>; 4] {
+    in_tiles(chunk, true)
+}
+
+fn in_tiles(chunk: &Chunk, recomputes: bool) -> [Tensor<2>; 4] {
     let weights = chunk.head();
     let head = chunk.decoder.head_with(&weights);
-    let scored = head.chunk(chunk.hidden.clone(), chunk.targets.clone(), TEMPERATURE);
+    let scored = head.chunk(chunk.hidden.clone(), chunk.targets.clone(), TEMPERATURE, recomputes);
     let scores = scored.scores.clone();
     let ones = Tensor::<1>::ones([ROWS], &chunk.hidden.device());
     let mut projection = None;
@@ -238,4 +243,11 @@ fn the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need(de
     let said = format!("{tiled} bytes by tiles, {whole} with whole logits, {result} of them the result");
     report(&format!("a head of {ROWS} rows and {VOCABULARY} tokens: {said}"));
     assert!(is_enough(tiled), "{said}");
+}
+
+fn logits_that_are_kept_give_the_gradients_of_recomputed_ones_to_the_bit(device: &Device) {
+    let (recomputed_bytes, recomputed) = grown(device, with_tiles);
+    let (kept_bytes, kept) = grown(device, |chunk| in_tiles(chunk, false));
+    assert_eq!(kept, recomputed);
+    assert!(kept_bytes > recomputed_bytes, "{kept_bytes} bytes with logits, {recomputed_bytes} without");
 }

@@ -383,3 +383,19 @@ fn a_phase_never_needs_less_with_longer_completions_or_more_rows() {
         }
     }
 }
+
+#[test]
+fn a_gpus_plan_keeps_logits_and_recomputing_them_frees_all_but_a_tile_for_more_time() {
+    let (vocab, tile) = (100_000, 8192);
+    let mut request = request(arch(4, 256, vocab), Backend::Cuda);
+    let kept = request.fit().expect("fits");
+    assert!(!kept.memory.recompute_logits);
+    request.memory.recompute_logits = true;
+    let recomputed = request.as_configured().expect("a plan");
+    let [more, less] =
+        [&kept, &recomputed].map(|fit| fit.estimate.phase(EstimatePhase::Backward).expect("a phase").total_bytes);
+    // and what pools waste of it
+    let logits = 4 * 1024 * (vocab as u64 - tile);
+    assert!((logits..logits * 21 / 20).contains(&(more - less)), "{more}, {less}");
+    assert!(kept.estimate.seconds.total() < recomputed.estimate.seconds.total());
+}

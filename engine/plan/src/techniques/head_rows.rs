@@ -6,7 +6,7 @@
 //! | scores of a chunk: logits, probabilities, and their product while it is summed | 3 r V |
 //! | gradient of a chunk: logits and their gradient; with entropy in the loss the centred logits too | 2 r V, or 3 r V |
 //! | the same where a kernel computes them: the logits, and their gradient in their place | r V |
-//! | on a GPU whose kernels take the vocabulary in tiles of T: a tile's logits, and its part of the projection's gradient | r T + T d |
+//! | on a GPU whose kernels take the vocabulary in tiles of T: a tile's part of the projection's gradient, and the logits, of all tiles or, computed again, of one | r V + T d, or r T + T d |
 //! | gradient of the projection: this chunk's, and the sum it is added to | 2 V d |
 //! | half precision: both factors of a product in f32 where a kernel makes it; else its narrow result | V d + r d; r V of two bytes |
 //! | tiles in half precision: the normed rows' gradient so far and a tile's part of it, both in f32 | 2 r d in place of one narrow r d |
@@ -92,7 +92,7 @@ impl HeadCost {
     }
 
     /// Bytes while a chunk's gradient is taken, gradients of parameters apart.
-    pub fn backward(&self, shape: Shape, entropy: bool) -> u64 {
+    pub fn backward(&self, shape: Shape, entropy: bool, recomputes: bool) -> u64 {
         let r = self.chunk(shape.scored);
         let copies = match (self.fused, entropy) {
             (true, _) => 1,
@@ -100,7 +100,11 @@ impl HeadCost {
             (false, true) => 3,
         };
         let part = self.tile.map_or(0, |tile| self.width * tile * self.d + self.summed(r));
-        self.logits_bytes(r, copies) + part + self.rows_bytes(r, 4)
+        let logits = match self.tile {
+            Some(_) if !recomputes => self.width * r * self.vocab,
+            _ => self.logits_bytes(r, copies),
+        };
+        logits + part + self.rows_bytes(r, 4)
     }
 
     /// Bytes that the sum over tiles of the gradient of `rows` normed rows takes in f32 beyond one such gradient as
@@ -109,8 +113,8 @@ impl HeadCost {
         if self.width == F32 { 0 } else { 2 * F32 * rows * self.d - self.rows_bytes(rows, 1) }
     }
 
-    /// True if the vocabulary has tiles: the gradient makes their logits once more, and adds that of the projection to its
-    /// sum.
+    /// True if the vocabulary has tiles: the gradient may make their logits once more, and adds that of the projection to
+    /// its sum.
     pub fn in_tiles(&self) -> bool {
         self.tile.is_some()
     }

@@ -13,6 +13,7 @@ pub(crate) mod order;
 pub(crate) mod packing;
 pub(crate) mod pipeline;
 pub(crate) mod prefetch;
+pub(crate) mod recomputed_logits;
 pub(crate) mod reference_offload;
 pub(crate) mod shared_prefix;
 pub(crate) mod tensor_parallel;
@@ -34,6 +35,7 @@ pub const TECHNIQUES: &[&dyn Technique] = &[
     &reference_offload::ReferenceOffload,
     &checkpointing::Checkpointing,
     &activation_offload::ActivationOffload,
+    &recomputed_logits::RecomputedLogits,
     &head_rows::HeadRows,
     &attention_rows::AttentionRows,
     &micro_batches::TrainTokens,

@@ -244,7 +244,7 @@ pub(super) fn entropy_loss(case: &Case, set: &Set) {
     let (decoder, hidden) = decoder_of(&logits);
     let head = decoder.head();
     let targets = Tensor::<1, Int>::zeros([logits.len()], &device());
-    let chunk = head.chunk(hidden, targets, 1.0);
+    let chunk = head.chunk(hidden, targets, 1.0, false);
 
     let entropy = values(chunk.scores.entropy.clone());
     let expected: Rows = parse(&case.name, case.output("entropy"));

@@ -332,7 +332,9 @@ impl<'a> BackwardPass<'a> {
             (false, true) => projection + beside,
         };
         let entropy = ctx.workload.entropy && ctx.role == Role::Policy;
-        let backward = ctx.parallel.tensor_share(cost.backward(shape, entropy));
+        // ranks that share the vocabulary have no tiles to keep
+        let recomputes = self.plan.recompute_logits || ctx.parallel.tensor > 1;
+        let backward = ctx.parallel.tensor_share(cost.backward(shape, entropy, recomputes));
         let gradients = match self.plan.grads {
             Home::Device => fresh,
             // chunks are summed on the device before the sum leaves it

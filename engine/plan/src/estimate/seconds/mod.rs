@@ -214,7 +214,7 @@ fn training_computation(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
     // beside frozen weights there are no gradients of weights
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let head = HeadCost::new(ctx.arch, plan.head_rows, ctx.profile);
-    let head_passes = passes + f64::from(u8::from(head.in_tiles()));
+    let head_passes = passes + f64::from(u8::from(head.in_tiles() && plan.recompute_logits));
     let head = head_passes * ctx.head(shape.scored, plan.head_rows);
     [layers * layer, (passes - 1.0) * layers * layer + head + again]
 }
