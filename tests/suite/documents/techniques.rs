@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 
 /// Keys that other tests compare: sizes of micro-batches and samples, the reference policy's, and shared prefixes, which
 /// are on in every row of the table and off in the plain plan.
-const COMPARED_ELSEWHERE: [&str; 7] = [
+const COMPARED_ELSEWHERE: [&str; 8] = [
+    "memory.recompute_logits",
     "memory.share_prefix",
     "memory.train_tokens",
     "memory.score_tokens",
