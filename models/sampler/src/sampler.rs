@@ -71,19 +71,19 @@ impl RandomDraw {
 /// The GPU kernel does all three on the device; the CPU kernel does the first two. Elsewhere truncated rows are read
 /// back and sampled on the host: no backend sorts on the device, and bisection in tensor operations takes some eighty
 /// passes over the logits, which is no faster than one read and a partial sort.
-pub(super) fn sample(logits: Tensor<2>, sampling: &SamplingParams, draws: &[RandomDraw]) -> Result<SampledTokens> {
+pub(super) fn sample(logits: &Tensor<2>, sampling: &SamplingParams, draws: &[RandomDraw]) -> Result<SampledTokens> {
     let uniforms: Vec<f32> = draws.iter().map(RandomDraw::uniform).collect();
     let drawn = (!sampling.is_greedy()).then_some(&uniforms[..]);
     let temperature = sampling.scoring_temperature();
-    if kernels::samples_on_device(&logits) {
+    if kernels::samples_on_device(logits) {
         let truncation = Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p };
         let options = SampleOptions { temperature, truncation, uniforms: drawn };
-        return Ok(SampledTokens::Device(kernels::sample_rows_on_device(&logits, options)));
+        return Ok(SampledTokens::Device(kernels::sample_rows_on_device(logits, options)));
     }
     if !sampling.is_truncated() || sampling.is_greedy() {
         let chosen =
             |drawn: kernels::SampledToken| SampledToken { token: drawn.token, logp: drawn.logp, full_logp: drawn.logp };
-        let rows = kernels::sample_rows(&logits, temperature, drawn);
+        let rows = kernels::sample_rows(logits, temperature, drawn);
         return Ok(SampledTokens::Host(rows.into_iter().map(chosen).collect()));
     }
     let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON {
@@ -98,7 +98,7 @@ pub(super) fn sample(logits: Tensor<2>, sampling: &SamplingParams, draws: &[Rand
     // as training scores them, to the bit
     let tokens: Vec<i32> = chosen.iter().map(|c| c.token as i32).collect();
     let tokens = Tensor::<1, Int>::from_data(TensorData::new(tokens, [rows]), &logits.device());
-    let full = kernels::score_rows(&logits, &tokens, Scaling { temperature, softcap: None });
+    let full = kernels::score_rows(logits, &tokens, Scaling { temperature, softcap: None });
     let full: Vec<f32> = full.logp.try_into_vec_as().map_err(|e| Error::device("scoring tokens", &e))?;
     for (chosen, full) in chosen.iter_mut().zip(full) {
         chosen.full_logp = full;

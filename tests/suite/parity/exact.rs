@@ -91,9 +91,10 @@ fn compare(model: &Model, system: usize, own: usize, new: usize) -> usize {
         {
             let plan = ModelPlan { layout, ..model.plain(head_rows) };
             let score = |rows: &[Sequence]| model.score(&plan, run.temperature, rows).logp;
-            let scored: Vec<Vec<f32>> = match apart {
-                true => rows.iter().flat_map(|row| score(std::slice::from_ref(row))).collect(),
-                false => score(&rows),
+            let scored: Vec<Vec<f32>> = if apart {
+                rows.iter().flat_map(|row| score(std::slice::from_ref(row))).collect()
+            } else {
+                score(&rows)
             };
             let label = format!("{}: {run:?}, {layout:?}, {head_rows} rows of the head", model.name);
             tokens += assert_bits(&label, &sampled, &scored);
