@@ -6,7 +6,7 @@
 use super::Failure;
 use super::header::Header;
 use super::parcel::Parcel;
-use firebrick_spec::heartbeat::wait_for_rank;
+use firebrick_spec::heartbeat::{Awaited, wait_for_rank};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Display;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -62,6 +62,8 @@ struct State {
     aborted: Option<(usize, String)>,
     /// Number of waiting threads.
     awaited: usize,
+    /// The waits of threads, by the channel and sender of the message.
+    awaited_messages: HashMap<(u64, usize), Awaited>,
 }
 
 impl State {
@@ -104,6 +106,9 @@ impl Mailbox {
             };
             let queue = state.queues.entry((channel, from)).or_default();
             queue.push_back(parcel);
+            if let Some(awaited) = state.awaited_messages.remove(&(channel, from)) {
+                awaited.has_come();
+            }
         });
     }
 
@@ -162,6 +167,7 @@ impl Mailbox {
     pub fn forget(&self, channel: u64) {
         let mut state = self.state();
         state.queues.retain(|(queue, _), _| *queue != channel);
+        state.awaited_messages.retain(|(queue, _), _| *queue != channel);
         state.failures.remove(&channel);
     }
 
@@ -195,7 +201,8 @@ impl Mailbox {
             if left.is_zero() {
                 return Err(Ended::TimedOut);
             }
-            wait.get_or_insert_with(|| wait_for_rank(from, format!("rank {from} in {during}")));
+            let wait = wait.get_or_insert_with(|| wait_for_rank(from, format!("rank {from} in {during}")));
+            state.awaited_messages.insert((channel, from), wait.awaited());
             state.awaited += 1;
             let waited = self.arrived.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -84,6 +84,27 @@ impl Waiting {
 #[must_use = "a wait ends when it is dropped"]
 pub struct Wait(u64);
 
+impl Wait {
+    /// Lets another thread say that what is awaited has come.
+    pub fn awaited(&self) -> Awaited {
+        Awaited(self.0)
+    }
+}
+
+/// What a registered wait waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Awaited(u64);
+
+impl Awaited {
+    /// It has come: no other rank is late now, but the thread that waits. Does nothing if the wait has ended.
+    pub fn has_come(self) {
+        if let Some((_, waiting)) = registered().iter_mut().find(|(id, _)| *id == self.0) {
+            waiting.rank = None;
+            waiting.what.push_str(", which has come");
+        }
+    }
+}
+
 /// Registers a wait of this thread.
 pub fn wait_for(what: impl Into<String>) -> Wait {
     register(what.into(), None)
@@ -163,6 +184,21 @@ mod tests {
         drop(outer);
         assert_eq!(listed().len(), 1);
         drop(inner);
+        assert!(listed().is_empty());
+    }
+
+    #[test]
+    fn a_thread_that_does_not_go_on_when_a_rank_has_answered_waits_for_no_rank() {
+        let pulse = Pulse::default();
+        pulse.follow_this_thread();
+        let wait = wait_for_rank(3, "rank 3");
+        let awaited = wait.awaited();
+        awaited.has_come();
+        let listed = || waits().into_iter().filter(|waiting| pulse.follows(waiting)).collect::<Vec<_>>();
+        let [waiting] = &listed()[..] else { panic!("one wait") };
+        assert_eq!((waiting.what.as_str(), waiting.rank), ("rank 3, which has come", None));
+        drop(wait);
+        awaited.has_come();
         assert!(listed().is_empty());
     }
 }
