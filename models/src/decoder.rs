@@ -2,6 +2,7 @@
 
 mod adapters;
 mod decode;
+mod exact;
 mod forward;
 mod init;
 mod prepack;
@@ -53,6 +54,8 @@ pub struct Decoder {
     share: Option<Arc<TrainingShard>>,
     /// Which stage of a pipeline trains it, where one does.
     stage: Option<PipelineStage>,
+    /// True if forward passes are [exact](kernels::exact()).
+    exact: bool,
 }
 
 impl Decoder {
@@ -109,6 +112,7 @@ impl Decoder {
             tensor: None,
             share: None,
             stage: None,
+            exact: false,
         }
     }
 

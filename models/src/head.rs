@@ -38,6 +38,8 @@ pub struct Head<'a> {
     pub(crate) trainable: bool,
     /// True if the projection is trained.
     pub(crate) projection_trains: bool,
+    /// True if logits are [exact](kernels::exact()).
+    pub(crate) exact: bool,
 }
 
 /// Log-probabilities and entropies of a chunk of rows, `[rows]` each.
@@ -116,15 +118,15 @@ impl<'a> Head<'a> {
         if self.panels.is_some() || self.arch.logit_softcap.is_some() {
             return self.cap(self.raw(normed));
         }
-        kernels::linear_unpadded(normed, &self.projection)
+        kernels::exact(self.exact, || kernels::linear_unpadded(normed, &self.projection))
     }
 
     /// Logits of normed rows before the soft-cap, in f32 or wider.
     fn raw(&self, normed: &Tensor<2>) -> Tensor<2> {
-        match self.panels.as_ref().filter(|w| w.takes(normed)) {
+        kernels::exact(self.exact, || match self.panels.as_ref().filter(|w| w.takes(normed)) {
             Some(packed) => packed.linear(normed),
             None => kernels::linear_wide(normed, &self.projection),
-        }
+        })
     }
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
@@ -238,6 +240,11 @@ impl Head<'_> {
         })
     }
 
+    /// Logits of a tile of the vocabulary, given its rows of the projection.
+    fn tile_logits(&self, normed: &Tensor<2>, rows: &Tensor<2>) -> Tensor<2> {
+        kernels::exact(self.exact, || linear(normed, rows))
+    }
+
     /// Scores the tiles of the vocabulary, and gives each one's logits to `keep`.
     fn score_tiles(
         &self,
@@ -248,7 +255,7 @@ impl Head<'_> {
         mut keep: impl FnMut(Tensor<2>),
     ) -> RowScores {
         let running = self.tiles(tile).fold(None, |running, (first, rows)| {
-            let logits = linear(normed, &rows);
+            let logits = self.tile_logits(normed, &rows);
             let scores = kernels::score_tile(&logits, first, targets, running, scaling);
             keep(logits);
             Some(scores)
@@ -276,7 +283,7 @@ impl Head<'_> {
         }
         let mut kept = kept.into_iter();
         for (first, weights) in self.tiles(tile) {
-            let logits = kept.next().unwrap_or_else(|| linear(&chunk.normed, &weights));
+            let logits = kept.next().unwrap_or_else(|| self.tile_logits(&chunk.normed, &weights));
             let dz = kernels::tile_gradient(logits, first, &chunk.targets, &chunk.rows, upstream, scaling);
             let tokens = first..first + weights.dims()[0];
             *sum = sum.take().map(|sum| kernels::add_matmul(&dz, &chunk.normed, Transposed::Left, sum, tokens));

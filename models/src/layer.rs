@@ -23,6 +23,8 @@ pub(crate) struct Sublayer<'a> {
     pub layer: usize,
     pub w: &'a Weights,
     pub lora: Option<LoraForward<'a>>,
+    /// True if it runs the same kernels for few rows as for many; see [`kernels::exact()`].
+    pub exact: bool,
 }
 
 /// The first part of an attention half.
@@ -179,15 +181,21 @@ impl Sublayer<'_> {
 
     /// The feed-forward half: norm, gated MLP or experts, residual, `[tokens, hidden]`.
     pub fn mlp(&self, x: Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
-        let [h, x] = self.normed_residual(x);
         let Some(experts) = self.arch.experts(self.layer) else {
-            return self.add_to_residual(x, &self.gated(&h), Slot::Down);
+            return self.dense_mlp(x);
         };
+        let [h, x] = self.normed_residual(x);
         let mut y = self.mixture(experts, &h, ctx);
         if experts.shared.is_some() {
             y = y + self.shared_expert(&h);
         }
         self.onto_residual(x, y)
+    }
+
+    /// [`Self::mlp`] of a dense layer.
+    pub fn dense_mlp(&self, x: Tensor<2>) -> Tensor<2> {
+        let [h, x] = self.normed_residual(x);
+        self.add_to_residual(x, &self.gated(&h), Slot::Down)
     }
 
     /// Output of the shared expert for normed rows, times the sigmoid of its gate.

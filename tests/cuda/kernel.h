@@ -208,6 +208,7 @@ inline float __powf(float a, float b) { return std::pow(a, b); }
 
 template <typename T> T stand_in_smaller(T a, T b) { return b < a ? b : a; }
 template <typename T> T stand_in_larger(T a, T b) { return a < b ? b : a; }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }

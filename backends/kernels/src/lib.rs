@@ -19,6 +19,7 @@ mod clamped_swiglu;
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod exact;
 mod expert_bias;
 mod experts;
 mod formulas;
@@ -33,6 +34,7 @@ mod step;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
+pub use exact::{EXACT_INPUTS, EXACT_OUTPUTS, exact, is_exact_on};
 pub use firebrick_device::team::with_team;
 pub use firebrick_device::thread_pool::in_thread_pool;
 pub use firebrick_metadata::delta::{DeltaHeads, SequenceRows, StateRows, write_slots};

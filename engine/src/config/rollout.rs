@@ -245,11 +245,16 @@ impl RolloutConfig {
                  and always runs eagerly; remove it"
             )));
         }
-        let place = if backend == Backend::Cpu { "the CPU" } else { "a GPU" };
-        if self.exact && (backend != Backend::Cpu || sampled.is_half()) {
+        let exact_here = match backend {
+            Backend::Cpu => !sampled.is_half(),
+            Backend::Cuda => sampled.is_half(),
+            _ => false,
+        };
+        if self.exact && !exact_here {
             return Err(Error::Config(format!(
-                "rollout.exact: true needs `device: cpu` and `precision: f32`; this run samples in {sampled} on {place}, and \
-                 log-probs then depend on the batch by their last digits; remove rollout.exact"
+                "rollout.exact: true needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU (device: cuda); this run samples in \
+                 {sampled} on {}, where log-probs depend on the batch by their last digits; remove rollout.exact",
+                backend.name()
             )));
         }
         match (self.quantization, backend) {

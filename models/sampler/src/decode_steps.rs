@@ -8,6 +8,7 @@
 //! size that is captured, with rows of no sequence. The graphs of the shapes that came up last are kept.
 
 use super::engine_args::MemoryProbe;
+use super::sampler::scored;
 use super::sampling_params::SamplingParams;
 use burn::tensor::Tensor;
 use firebrick_backends::MAX_GRAPHS;
@@ -104,7 +105,8 @@ impl StepArgs<'_> {
             let detail = format!("its kernel does not take logits in {:?}", logits.dtype());
             return Err(Error::Device { doing: "sampling tokens", detail });
         }
-        Ok(kernels::draw_rows(&logits, temperature, truncation, step.uniforms.as_ref()))
+        let tokens = kernels::draw_rows(&logits, temperature, truncation, step.uniforms.as_ref());
+        Ok(if self.decoder.is_exact() { scored(tokens, &logits, sampling) } else { tokens })
     }
 }
 

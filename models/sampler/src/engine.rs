@@ -276,7 +276,8 @@ impl<'a> Engine<'a> {
             let hidden = hidden.clone().select(0, rows);
             let logits = memory_probe.logits(decoder, hidden, self.fingerprint);
             decoder.check_ranks()?;
-            let tokens = sample(&logits, self.args.criteria.sampling, &draws)?.read()?;
+            let sampling = self.args.criteria.sampling;
+            let tokens = sample(&logits, sampling, &draws, decoder.is_exact())?.read()?;
             for ((group, alone, mut sequence), token) in few.into_iter().zip(tokens) {
                 let ended = self.accept(&mut sequence, token)?;
                 match &mut prefilled[group] {

@@ -68,17 +68,26 @@ impl RandomDraw {
 /// Samples a token for every row of logits `[rows, vocab]`: by argmax, from the whole distribution, or from a truncated
 /// one.
 ///
+/// If they are to be `exact`, log-probs are those that training computes, to the bit, which sums in another order than a
+/// GPU's kernel that samples.
+///
 /// The GPU kernel does all three on the device; the CPU kernel does the first two. Elsewhere truncated rows are read
 /// back and sampled on the host: no backend sorts on the device, and bisection in tensor operations takes some eighty
 /// passes over the logits, which is no faster than one read and a partial sort.
-pub(super) fn sample(logits: &Tensor<2>, sampling: &SamplingParams, draws: &[RandomDraw]) -> Result<SampledTokens> {
+pub(super) fn sample(
+    logits: &Tensor<2>,
+    sampling: &SamplingParams,
+    draws: &[RandomDraw],
+    exact: bool,
+) -> Result<SampledTokens> {
     let uniforms: Vec<f32> = draws.iter().map(RandomDraw::uniform).collect();
     let drawn = (!sampling.is_greedy()).then_some(&uniforms[..]);
     let temperature = sampling.scoring_temperature();
     if kernels::samples_on_device(logits) {
         let truncation = Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p };
         let options = SampleOptions { temperature, truncation, uniforms: drawn };
-        return Ok(SampledTokens::Device(kernels::sample_rows_on_device(logits, options)));
+        let tokens = kernels::sample_rows_on_device(logits, options);
+        return Ok(SampledTokens::Device(if exact { scored(tokens, logits, sampling) } else { tokens }));
     }
     if !sampling.is_truncated() || sampling.is_greedy() {
         let chosen =
@@ -104,6 +113,18 @@ pub(super) fn sample(logits: &Tensor<2>, sampling: &SamplingParams, draws: &[Ran
         chosen.full_logp = full;
     }
     Ok(SampledTokens::Host(chosen))
+}
+
+/// Sampled tokens, `[rows, 3]`, with log-probs by the kernel that scores logits in training. Without truncation both
+/// log-probs are the same.
+pub(super) fn scored(tokens: Tensor<2>, logits: &Tensor<2>, sampling: &SamplingParams) -> Tensor<2> {
+    let [rows, _] = tokens.dims();
+    let ids = tokens.clone().narrow(1, 0, 1).squeeze_dim::<1>(1).int();
+    let scaling = Scaling { temperature: sampling.scoring_temperature(), softcap: None };
+    let full = kernels::score_rows(logits, &ids, scaling).logp.reshape([rows, 1]);
+    let truncated = sampling.is_truncated() && !sampling.is_greedy();
+    let own = if truncated { tokens.clone().narrow(1, 1, 1) } else { full.clone() };
+    Tensor::cat(vec![tokens.narrow(1, 0, 1), own, full], 1)
 }
 
 fn read(t: Tensor<2>) -> Result<Vec<f32>> {

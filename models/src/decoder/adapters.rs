@@ -33,7 +33,7 @@ impl Decoder {
         };
         let lora = self.lora.as_ref().filter(|_| self.adapters_on);
         let lora = lora.map(|lora| LoraForward::new(lora, dropout, layer));
-        Sublayer { arch: &self.arch, layer, w: weights, lora }
+        Sublayer { arch: &self.arch, layer, w: weights, lora, exact: self.exact }
     }
 
     /// This model with adapters, on the device; `value` gives their matrices, in flat order and in the shape of

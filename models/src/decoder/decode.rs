@@ -34,6 +34,10 @@ impl Decoder {
     /// # Panics
     /// If [`Self::decodes_on_device`] is false.
     pub fn decode(&self, step: &StepBuffer, cache: &mut KvCache) -> Tensor<2> {
+        kernels::exact(self.exact, || self.decode_step(step, cache))
+    }
+
+    fn decode_step(&self, step: &StepBuffer, cache: &mut KvCache) -> Tensor<2> {
         let angles = LayerAngles::new(&self.arch, step.angles.clone());
         let mut residual = Residual::Whole(self.embed(step.ids.clone()));
         for index in self.body() {

@@ -11,6 +11,7 @@ use crate::routing::Routing;
 use crate::unit::{Slot, UnitKind};
 use crate::weights::Weights;
 use burn::tensor::{Int, Tensor};
+use firebrick_backends::kernels;
 use std::ops::Range;
 
 impl Decoder {
@@ -40,11 +41,11 @@ impl Decoder {
     /// from the host): `[tokens, hidden]`.
     pub fn run(&self, unit: usize, weights: &Weights, x: Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
         let sublayer = self.sublayer(unit, weights, ctx.dropout());
-        match self.mixer(unit) {
+        kernels::exact(self.exact, || match self.mixer(unit) {
             Some(Mixer::Attention) => sublayer.attention(x, ctx, None),
             Some(Mixer::GatedDeltaNet) => sublayer.delta_net(x, ctx.delta(), None),
             None => sublayer.mlp(x, ctx),
-        }
+        })
     }
 
     /// The mixer of a unit; `None` for other units.
@@ -68,6 +69,10 @@ impl Decoder {
     /// [`Self::hidden`] for some tokens of sequences whose earlier ones are in `cache`; these are written to it. Ids
     /// `[tokens]` become `[tokens, hidden]`.
     pub fn hidden_cached(&self, ids: Tensor<1, Int>, metadata: &AttentionMetadata, cache: &mut KvCache) -> Tensor<2> {
+        kernels::exact(self.exact, || self.hidden_after(ids, metadata, cache))
+    }
+
+    fn hidden_after(&self, ids: Tensor<1, Int>, metadata: &AttentionMetadata, cache: &mut KvCache) -> Tensor<2> {
         cache.copy_shared_blocks();
         let routing = match &metadata.route_slots {
             Some(slots) => Routing::default().recorded(slots.len(), self.arch.route_width()),
@@ -125,6 +130,7 @@ impl Decoder {
             local_tokens: tokens,
             trainable,
             projection_trains: trainable,
+            exact: self.exact,
         }
     }
 

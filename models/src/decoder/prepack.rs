@@ -33,7 +33,8 @@ impl Decoder {
             _ if prepack.panels && has_panels(slot) => Ok(PackedWeights::pack(matrix)),
             _ => Ok(None),
         };
-        let joins = prepack.panels && prepack.quantization.is_none() && !is_cpu(&self.device);
+        // the products of training, which exact sampling has too, are of the matrices one by one
+        let joins = prepack.panels && prepack.quantization.is_none() && !is_cpu(&self.device) && !self.exact;
         // a norm over all queries takes them by themselves
         let joins_queries = self.arch.qk_norm != Some(QkNorm::Projection) && !self.arch.attention_gate;
         for unit in &mut packed.units {

@@ -1,6 +1,7 @@
 //! The two halves of a layer for one new token of each sequence on a GPU, in as few kernels as there are for it. Matrices
 //! that multiply the same rows are one where sampling has [joined](crate::weights::Weights::joined) them. With few rows
-//! a half's last product adds to the residual, and the next half's first one norms it; with many the norm adds.
+//! a half's last product adds to the residual, and the next half's first one norms it; with many the norm adds. Exact
+//! decoding runs the kernels of training instead, which round elsewhere.
 
 use super::{Sublayer, attention_params};
 use crate::arch::{Arch, QkNorm};
@@ -32,6 +33,14 @@ pub(crate) enum Residual {
 }
 
 impl Residual {
+    /// What exact decoding has between halves: everything is added.
+    fn whole(self) -> Tensor<2> {
+        match self {
+            Self::Whole(sum) => sum,
+            _ => unreachable!("an exact half adds what it gives"),
+        }
+    }
+
     /// The residual with everything added, and its norm; itself where there is none before this half.
     pub fn normed(self, norm: Option<&RmsNorm>) -> [Tensor<2>; 2] {
         let Some(RmsNorm { weight, eps, offset }) = norm else {
@@ -91,6 +100,12 @@ impl Sublayer<'_> {
         let CachedStep { cache, step, query_scale: scale } = cached;
         let norm = norm_of(arch, w.get(Slot::InputNorm));
         let params = attention_params(arch, self.layer);
+        if self.exact {
+            let [h, x] = self.normed_residual(residual.whole());
+            let (qkv, gate) = self.query_key_value(&h, scale);
+            let mixed = cache.decode(params, qkv, w.get(Slot::Sinks).as_ref(), step);
+            return Residual::Whole(self.project_output(x, &mixed, gate));
+        }
         // one tensor of queries and keys has no place for factors of queries alone
         let joined = if scale.is_none() { self.joined_qkv() } else { None };
         let sinks = w.get(Slot::Sinks);
@@ -116,6 +131,9 @@ impl Sublayer<'_> {
 
     /// The MLP half.
     pub fn decode_mlp(&self, residual: Residual) -> Residual {
+        if self.exact {
+            return Residual::Whole(self.dense_mlp(residual.whole()));
+        }
         let (norm, activation) = (norm_of(self.arch, self.w.get(Slot::InputNorm)), self.arch.activation);
         let joined = self.w.joined(GATE_UP, self.lora).filter(|matrix| matrix.bias.is_none());
         let (x, gated) = match joined {

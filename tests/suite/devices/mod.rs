@@ -6,6 +6,7 @@
 //! tests.
 
 mod batching;
+mod exact;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod launches;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]

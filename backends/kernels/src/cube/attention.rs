@@ -13,7 +13,7 @@
 //! heads that `flash` does not take, both in half precision, and `simt` on SIMT units for the rest.
 
 mod blocks;
-mod flash;
+pub(super) mod flash;
 mod simt;
 mod tensor_core;
 

@@ -6,6 +6,7 @@
 use super::column_sums::{sum_rows_into, sum_rows_plus};
 use super::cuda::{CudaSource, GATE, PTX, compute_capability, element_types, fingerprint, gate_constant, launch_cuda};
 use super::prelude::*;
+use crate::exact::is_exact;
 use cubecl::ir::attributes::BufferIOAttr;
 use firebrick_spec::Activation;
 use std::sync::LazyLock;
@@ -301,7 +302,8 @@ impl<'a> Products<'a> {
         let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
         // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
         let large = tiles(LARGE) >= at_once && (by_inputs || instructions == Instructions::Mma);
-        let parts = (at_once / tiles(SMALL)).min(inputs(1) / MIN_INPUTS).max(1);
+        // how many parts there are depends on the number of rows
+        let parts = if is_exact() { 1 } else { (at_once / tiles(SMALL)).min(inputs(1) / MIN_INPUTS).max(1) };
         let part = inputs(INPUTS).div_ceil(parts);
         let (rows, parts) = (if large { LARGE } else { SMALL }, inputs(INPUTS).div_ceil(part));
         Some(Self { pairs, summed, instructions, rows, parts, part })

@@ -27,8 +27,10 @@ mod tile;
 pub(crate) use cache::{copy_blocks, gather_kv, write_kv};
 
 use super::prelude::*;
+use crate::exact::is_exact;
 use crate::paged::{KvPool, MIN_SPLIT_TOKENS, PagedAttentionShape};
 use crate::shapes::JoinedHeads;
+use burn::tensor::Device;
 use codes::CODES;
 use kernels::{append, attend, attend_parts, combine_parts, part_elements};
 use place::{Layout, Sizes};
@@ -172,6 +174,14 @@ fn decode_attention(
     let parts = parts(&params.out, tasks, window.min(tables.longest));
     let flash =
         flash_decode::Params { table: &params.table, pool: params.pool, layout: &params.layout, sizes: params.sizes };
+    if is_exact() {
+        let taken = flash_decode::takes(&pool, group, dim) && flash_decode::takes_in_order(&pool.keys, group, dim);
+        assert!(taken, "no exact decoding with heads of {dim} in groups of {group}");
+        params.step(Step::Append, rows * kv);
+        let out = empty(&params.out, [rows, width], params.out.dtype);
+        flash.attend_in_order(&params.out, params.sinks.as_ref(), &out);
+        return (Cube::tensor(out), pool.close());
+    }
     if let (true, 1, NewTokens::Joined { qkv, bias }) = (on_tensor_cores, parts, &params.new) {
         flash.attend(qkv, bias.as_ref(), &params.angles, params.sinks.as_ref(), &params.out);
     // sinks join where parts are combined: the other kernels have no buffer left for them
@@ -182,6 +192,13 @@ fn decode_attention(
     }
     let out = Cube::tensor(params.out);
     (out, pool.close())
+}
+
+/// See [`crate::is_exact_on`].
+pub(crate) fn is_exact_on(device: &Device, dtype: DType, [group, dim]: [usize; 2]) -> bool {
+    let like: CubeTensor = Cube::primitive(Tensor::<1>::zeros([1], (device, dtype)));
+    let kernels = [Operation::DecodeAttention, Operation::Attention, Operation::Scores, Operation::Draw];
+    kernels.into_iter().all(|operation| available(operation, device)) && flash_decode::takes_in_order(&like, group, dim)
 }
 
 /// Parts into which the columns of a row are divided, so that cubes fill the GPU.

@@ -5,6 +5,7 @@ use super::accumulate::add_to_sums;
 use super::gemm::{self, Products};
 use super::prelude::*;
 use super::{bias, skinny_gemm};
+use crate::exact::is_exact;
 use crate::gradient_sums;
 use crate::operations::products::plain_matmul;
 use crate::shapes::Transposed;
@@ -163,7 +164,8 @@ pub(crate) fn takes_several<'t>(
     };
     let plus: Vec<Option<&Tensor<2>>> = plus.into_iter().collect();
     // few rows have a kernel of their own
-    let many = (1..=MAX_MATRICES).contains(&w.len()) && rows > MAX_SKINNY_ROWS && inner.is_multiple_of(gemm::CHUNK);
+    let many = is_exact() || rows > MAX_SKINNY_ROWS;
+    let many = (1..=MAX_MATRICES).contains(&w.len()) && many && inner.is_multiple_of(gemm::CHUNK);
     let alike = plus.iter().all(|one| one.is_some() == plus[0].is_some());
     many && alike && w.iter().zip(plus).all(matrix) && gemm::takes(&opened(x))
 }
@@ -309,10 +311,11 @@ fn matrix_gradients<const N: usize>(
 /// `x · Wᵀ`.
 pub(super) fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     let [rows, _] = dims(x);
-    let many = (rows > MAX_SKINNY_ROWS).then(|| gemm::product(x, &swapped(w.clone())));
+    let many = (is_exact() || rows > MAX_SKINNY_ROWS).then(|| gemm::product(x, &swapped(w.clone())));
     if let Some(out) = many.flatten() {
         return out;
     }
+    assert!(!is_exact(), "an exact forward pass multiplies {:?} by {:?}, which tiles do not take", x.meta, w.meta);
     // CubeK's kernels read rows with padding between them as they are
     let contiguous = x.is_contiguous() && w.is_contiguous();
     let few = contiguous.then(|| skinny_gemm::product(x, w)).flatten();

@@ -145,6 +145,7 @@ fn turn<F: Float, N: Size>(
     let s = sin[angle] * Vector::<f32, N>::new(sign);
     let a = Vector::<f32, N>::cast_from(x[first]);
     let b = Vector::<f32, N>::cast_from(x[first + half]);
-    out[first] = Vector::<F, N>::cast_from(a * c - b * s);
-    out[first + half] = Vector::<F, N>::cast_from(b * c + a * s);
+    // written out, so that every kernel that rotates rounds alike
+    out[first] = Vector::<F, N>::cast_from(fma(a, c, -(b * s)));
+    out[first + half] = Vector::<F, N>::cast_from(fma(b, c, a * s));
 }

@@ -6,10 +6,12 @@
 
 use super::glu::tanh;
 use super::prelude::*;
+use crate::choice::TILE;
 use crate::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
 use burn::tensor::Int;
 
-/// See [`crate::score_rows`]: all columns are one tile.
+/// See [`crate::score_rows`]: a kernel has tiles of whole rows one after the other, with the bits that they have one by
+/// one.
 pub(crate) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> RowScores {
     finish_scores(score_tile(logits, 0, targets, None, scaling))
 }
@@ -42,7 +44,8 @@ pub(crate) fn score_tile(
         Some(running) => Cube::primitive(running.0),
         None => empty(&logits, [rows, 4], DType::F32),
     };
-    let grid = RowGrid::new(width);
+    // of the last tile, which may be small, as of the others
+    let grid = RowGrid::new(if first > 0 { TILE } else { width.min(TILE) });
     let dtype = elem(&logits);
     let (cubes, tile) = (grid.cubes([&logits], rows), tile_of([rows, width], first, scaling));
     let (fresh, capped) = (u32::from(fresh), scaling.softcap.is_some());
@@ -124,7 +127,7 @@ fn shrunk(from: f32, to: f32) -> f32 {
     (from - to).exp()
 }
 
-/// Updates the state of every row by a tile of logits.
+/// Updates the state of every row by logits, of which [`TILE`] columns at a time are merged.
 #[cube(launch, address_type = "dynamic")]
 fn update_state<F: Float>(
     logits: &[F],
@@ -139,47 +142,54 @@ fn update_state<F: Float>(
     let units = comptime!(grid.units);
     let mut lanes = row_lanes(grid);
     let row = row_index(grid);
-    let mut largest = f32::new(-1.0e30);
-    let mut sum = 0.0f32;
-    let mut moment = 0.0f32;
-    if row < tile.rows {
-        let mut i = UNIT_POS_X as usize;
-        while i < tile.width {
-            let (z, _) = scaled(f32::cast_from(logits[row * tile.width + i]), &tile, capped);
-            if z > largest {
-                let f = shrunk(largest, z);
-                moment = f * (moment + sum * (largest - z));
-                sum *= f;
-                largest = z;
-            }
-            let e = (z - largest).exp();
-            sum += e;
-            moment += e * (z - largest);
-            i += units;
-        }
+    let is_row = row < tile.rows;
+    let at = row * 4;
+    let mut total_max = f32::new(-1.0e30);
+    let mut total_sum = 0.0f32;
+    let mut total_moment = 0.0f32;
+    let mut target_z = 0.0f32;
+    if is_row && fresh == 0 {
+        total_max = state[at];
+        total_sum = state[at + 1];
+        total_moment = state[at + 2];
+        target_z = state[at + 3];
     }
-    let tile_max = row_max::<f32>(&mut lanes, largest, units);
-    let f = shrunk(largest, tile_max);
-    let tile_sum = row_sum(&mut lanes, sum * f, units);
-    let tile_moment = row_sum(&mut lanes, f * (moment + sum * (largest - tile_max)), units);
-    if row < tile.rows && UNIT_POS_X == 0 {
-        let at = row * 4;
-        let mut total_max = tile_max;
-        let mut total_sum = tile_sum;
-        let mut total_moment = tile_moment;
-        let mut target_z = 0.0f32;
-        if fresh == 0 {
-            let old_max = state[at];
-            let old_sum = state[at + 1];
-            let old_moment = state[at + 2];
-            target_z = state[at + 3];
-            total_max = max(old_max, tile_max);
-            let a = shrunk(old_max, total_max);
-            let b = shrunk(tile_max, total_max);
-            total_sum = a * old_sum + b * tile_sum;
-            total_moment = a * (old_moment + old_sum * (old_max - total_max))
-                + b * (tile_moment + tile_sum * (tile_max - total_max));
+    let mut first = 0usize;
+    while first < tile.width {
+        let end = min(first + TILE, tile.width);
+        let mut largest = f32::new(-1.0e30);
+        let mut sum = 0.0f32;
+        let mut moment = 0.0f32;
+        if is_row {
+            let mut i = first + UNIT_POS_X as usize;
+            while i < end {
+                let (z, _) = scaled(f32::cast_from(logits[row * tile.width + i]), &tile, capped);
+                if z > largest {
+                    let f = shrunk(largest, z);
+                    moment = f * (moment + sum * (largest - z));
+                    sum *= f;
+                    largest = z;
+                }
+                let e = (z - largest).exp();
+                sum += e;
+                moment += e * (z - largest);
+                i += units;
+            }
         }
+        let tile_max = row_max::<f32>(&mut lanes, largest, units);
+        let f = shrunk(largest, tile_max);
+        let tile_sum = row_sum(&mut lanes, sum * f, units);
+        let tile_moment = row_sum(&mut lanes, f * (moment + sum * (largest - tile_max)), units);
+        let level = max(total_max, tile_max);
+        let a = shrunk(total_max, level);
+        let b = shrunk(tile_max, level);
+        total_moment =
+            a * (total_moment + total_sum * (total_max - level)) + b * (tile_moment + tile_sum * (tile_max - level));
+        total_sum = a * total_sum + b * tile_sum;
+        total_max = level;
+        first += TILE;
+    }
+    if is_row && UNIT_POS_X == 0 {
         let target = targets[row] - tile.first;
         if target >= 0 && target < tile.width as i32 {
             let logit = f32::cast_from(logits[row * tile.width + target as usize]);

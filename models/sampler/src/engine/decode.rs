@@ -165,7 +165,7 @@ impl Engine<'_> {
             let hidden = decoder.hidden_cached(ids, &metadata, cache);
             let logits = memory_probe.logits(decoder, hidden, fingerprint);
             decoder.check_ranks()?;
-            sample(&logits, sampling, draws)
+            sample(&logits, sampling, draws, decoder.is_exact())
         })
     }
 

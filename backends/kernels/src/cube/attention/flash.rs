@@ -11,7 +11,9 @@ use crate::prefix_groups::{BlockRows, BlockTable, Blocks};
 use cubecl::ir::attributes::BufferIOAttr::{ReadOnly, WriteOnly};
 use std::sync::LazyLock;
 
-const TILE: &str = include_str!("flash/tile.cuh");
+/// Rows of heads in shared memory and products of them, for a `DIM`, `ROWS`, `WARP_ROWS` and `OTHERS`, and for [`HEADS`].
+pub(in crate::cube) const TILE: &str = include_str!("flash/tile.cuh");
+const BLOCKS: &str = include_str!("flash/blocks.cuh");
 const FORWARD: &str = include_str!("flash/forward.cu");
 const QUERY_GRADIENT: &str = include_str!("flash/query_gradient.cu");
 const KEY_VALUE_GRADIENTS: &str = include_str!("flash/key_value_gradients.cu");
@@ -57,13 +59,17 @@ struct Variant {
     partial: bool,
 }
 
+/// Keys that the forward pass adds to a row's sums at a time, from a sequence's first on.
+pub(in crate::cube) const fn keys_of_tile(dim: usize) -> usize {
+    if dim == 64 { 64 } else { 32 }
+}
+
 impl Variant {
     /// The fastest of some tilings measured on an H200 within 48 KiB of shared memory.
     fn tiling(&self) -> Tiling {
         let (block, warp, others, blocks) = match (self.pass, self.dim) {
-            (Pass::Forward | Pass::Delta, 64) => (BlockRows::Of64, 16, 64, 3),
+            (Pass::Forward | Pass::Delta, dim) => (BlockRows::Of64, 16, keys_of_tile(dim), 3),
             (_, 64) => (BlockRows::Of128, 32, 32, 2),
-            (Pass::Forward | Pass::Delta, _) => (BlockRows::Of64, 16, 32, 3),
             (_, 96) => (BlockRows::Of64, 16, 32, 2),
             _ => (BlockRows::Of64, 16, 16, 3),
         };
@@ -117,7 +123,7 @@ impl CudaSource for Variant {
              static const bool CAPPED = {capped}, SINKS = {sinks};\n\
              static const float SCALE = {scale}, CAP = {cap};\n"
         );
-        [&element_types(self.dtype), &head, PTX, HEADS, TILE, text].concat()
+        [&element_types(self.dtype), &head, PTX, HEADS, TILE, BLOCKS, text].concat()
     }
 
     fn fingerprint() -> u64 {
@@ -152,11 +158,16 @@ impl Params<'_> {
     }
 }
 
+/// Returns true if the kernels take heads of some elements on a tensor's device and in its type.
+pub(in crate::cube) fn takes_heads(like: &CubeTensor, dim: usize) -> bool {
+    let half = matches!(like.dtype, DType::BF16 | DType::F16);
+    half && matches!(dim, 64 | 96 | 128) && compute_capability(like).is_some_and(|major| major >= 8)
+}
+
 /// Returns true if the kernels take a tensor.
 pub(super) fn takes(q: &CubeTensor) -> bool {
     let [.., dim] = dims::<3>(q);
-    let half = matches!(q.dtype, DType::BF16 | DType::F16);
-    half && matches!(dim, 64 | 96 | 128) && compute_capability(q).is_some_and(|major| major >= 8)
+    takes_heads(q, dim)
 }
 
 /// Writes the output and each row's logsumexp, with sinks (f32, one for each head) if there are any.

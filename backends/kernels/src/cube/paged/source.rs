@@ -111,7 +111,8 @@ fn rotated<F: Float>(a: F, b: F, angles: &[f32], angle: usize, #[comptime] dim: 
     let sin = angles[angle + comptime!(dim / 2)];
     let a = f32::cast_from(a);
     let b = f32::cast_from(b);
-    (rounded::<F>(a * cos - b * sin), rounded::<F>(b * cos + a * sin))
+    // written out, so that every kernel that rotates rounds alike
+    (rounded::<F>(fma(a, cos, -(b * sin))), rounded::<F>(fma(b, cos, a * sin)))
 }
 
 /// Rotates the queries of a place into shared memory, scaled.

@@ -11,17 +11,20 @@ flash_forward(Element const* __restrict__ q, Element const* __restrict__ k, Elem
 	const u32 head = blockIdx.x % heads, kv_head = head / (u32)info.group, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	const u32 base = shared_address(tiles), keys_at = base + ROWS * PITCH;
 
-	Tiles<false> next;
-	bool more = next.begin(spans, block, window);
+	KeyTiles next(spans, block, window);
 	auto copy = [&](u32 buffer) {
-		const u32 to = keys_at + buffer * 2 * TILE_BYTES;
-		const u32 first = next.row * kv_heads + kv_head, count = min(next.end - next.row, (int)OTHERS);
-		stage<OTHERS>(to, first, kv_heads, count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &k[at], wanted); });
-		stage<OTHERS>(to + TILE_BYTES, first, kv_heads, count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &v[at], wanted); });
+		auto rows = [&](u32 i) {
+			const u32 row = next.find(i);
+			return row == NO_ROW ? NO_ROW : row * kv_heads + kv_head;
+		};
+		stage<OTHERS>(keys_at + buffer * 2 * TILE_BYTES, rows, [&](u32 to, u64 at, bool wanted) {
+			copy_async(to, &k[at], wanted);
+			copy_async(to + TILE_BYTES, &v[at], wanted);
+		});
 	};
-	stage<ROWS>(base, block.from * heads + head, heads, block.count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &q[at], wanted); });
-	if (more)
-		copy(0);
+	const Rows queries{block.from * heads + head, heads, (u32)block.count};
+	stage<ROWS>(base, queries, [&](u32 to, u64 at, bool wanted) { copy_async(to, &q[at], wanted); });
+	copy(0);
 	copy_async_commit();
 
 	float sums[TILES][DIM / 8][4], top[TILES][2], total[TILES][2];
@@ -33,13 +36,13 @@ flash_forward(Element const* __restrict__ q, Element const* __restrict__ k, Elem
 			top[i][half] = MASKED, total[i][half] = 0;
 	/* positions of this warp's first and last row */
 	const int first_position = block.position + (int)(warp * WARP_ROWS), last_position = first_position + (int)WARP_ROWS - 1;
-	for (u32 buffer = 0; more; buffer ^= 1) {
-		const int row = next.row, end = next.end, shift = next.shift, key = row + shift;
+	for (u32 buffer = 0; next.any(); buffer ^= 1) {
+		const int key = next.position;
 		copy_async_wait<0>();
 		__syncthreads();
 		/* all threads have done with the tile before, whose buffer takes the next */
-		more = next.next(spans, block, window);
-		if (more)
+		next.advance();
+		if (next.any())
 			copy(buffer ^ 1);
 		copy_async_commit();
 		if (key > last_position || key + (int)OTHERS - 1 < first_position - window + 1)
@@ -47,44 +50,23 @@ flash_forward(Element const* __restrict__ q, Element const* __restrict__ k, Elem
 		const u32 keys = keys_at + buffer * 2 * TILE_BYTES;
 		float scores[TILES][OTHERS / 8][4];
 		products(scores, base, keys);
-		const bool whole = key + (int)OTHERS - 1 <= first_position && key > last_position - window && row + (int)OTHERS <= end;
+		const bool whole = key + (int)OTHERS - 1 <= first_position && key > last_position - window;
 #pragma unroll
 		for (u32 i = 0; i < TILES; i++)
 #pragma unroll
 			for (u32 half = 0; half < 2; half++) {
 				const int position = first_position + (int)(i * 16 + half * 8 + lane / 4);
-				float largest = top[i][half], slope;
+				float slope;
 #pragma unroll
 				for (u32 j = 0; j < OTHERS / 8; j++)
 #pragma unroll
 					for (u32 e = 0; e < 2; e++) {
 						float &z = scores[i][j][half * 2 + e];
 						z = scored(z, slope);
-						const int other = row + (int)(j * 8 + lane % 4 * 2 + e);
-						if (!whole && (other >= end || !visible(position, other + shift, window)))
+						if (!whole && !visible(position, key + (int)(j * 8 + lane % 4 * 2 + e), window))
 							z = MASKED;
-						largest = fmaxf(largest, z);
 					}
-				largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-				largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-				/* of a row that has seen no key yet, masked scores must not count */
-				const float level = largest > MASKED / 2 ? largest : 0, factor = exp2_approx(top[i][half] - level);
-				top[i][half] = largest;
-				float sum = 0;
-#pragma unroll
-				for (u32 j = 0; j < OTHERS / 8; j++)
-#pragma unroll
-					for (u32 e = 0; e < 2; e++) {
-						float &z = scores[i][j][half * 2 + e];
-						z = exp2_approx(z - level);
-						sum += z;
-					}
-				total[i][half] = total[i][half] * factor + sum;
-#pragma unroll
-				for (u32 j = 0; j < DIM / 8; j++)
-#pragma unroll
-					for (u32 e = 0; e < 2; e++)
-						sums[i][j][half * 2 + e] *= factor;
+				weigh(scores[i], half, top[i][half], total[i][half], sums[i]);
 			}
 		add_weighted(sums, scores, keys + TILE_BYTES);
 	}
@@ -94,15 +76,10 @@ flash_forward(Element const* __restrict__ q, Element const* __restrict__ k, Elem
 	for (u32 i = 0; i < TILES; i++)
 #pragma unroll
 		for (u32 half = 0; half < 2; half++) {
-			float all = total[i][half];
-			all += __shfl_xor_sync(~0u, all, 1);
-			all += __shfl_xor_sync(~0u, all, 2);
+			const float factor = share(top[i][half], total[i][half], sink);
 			const u32 within = warp * WARP_ROWS + i * 16 + half * 8 + lane / 4;
 			if ((int)within >= block.count)
 				continue;
-			const float level = SINKS ? fmaxf(top[i][half], sink) : top[i][half], kept = exp2_approx(top[i][half] - level);
-			all = SINKS ? all * kept + exp2_approx(sink - level) : all;
-			const float factor = kept / all;
 			const u64 at = (u64)(block.from + within) * heads + head;
 #pragma unroll
 			for (u32 j = 0; j < DIM / 8; j++) {
@@ -110,6 +87,6 @@ flash_forward(Element const* __restrict__ q, Element const* __restrict__ k, Elem
 				store_pair(&out[to], sums[i][j][half * 2] * factor, sums[i][j][half * 2 + 1] * factor);
 			}
 			if (lane % 4 == 0)
-				*&lse[at] = level / LOG2E + logf(all);
+				*&lse[at] = top[i][half] / LOG2E + logf(total[i][half]);
 		}
 }

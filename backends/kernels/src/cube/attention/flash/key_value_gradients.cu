@@ -13,17 +13,20 @@ flash_key_value_gradients(Element const* __restrict__ q, Element const* __restri
 	const u32 last_head = kv_head * group + (part + 1) * group / parts - 1, first_row = block.from * kv_heads + kv_head;
 	const u32 base = shared_address(tiles), values = base + ROWS * PITCH, queries_at = values + ROWS * PITCH;
 
-	Tiles<true> next;
+	QueryTiles next;
 	u32 next_head = kv_head * group + part * group / parts;
 	bool more = next.begin(spans, block, window);
 	auto copy = [&](u32 buffer) {
 		const u32 to = queries_at + buffer * 2 * TILE_BYTES;
-		const u32 first = next.row * heads + next_head, count = min(next.end - next.row, (int)OTHERS);
-		stage<OTHERS>(to, first, heads, count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &q[at], wanted); });
-		stage<OTHERS>(to + TILE_BYTES, first, heads, count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &gradient[at], wanted); });
+		const Rows rows{next.row * heads + next_head, heads, (u32)min(next.end - next.row, (int)OTHERS)};
+		stage<OTHERS>(to, rows, [&](u32 to, u64 at, bool wanted) {
+			copy_async(to, &q[at], wanted);
+			copy_async(to + TILE_BYTES, &gradient[at], wanted);
+		});
 	};
-	stage<ROWS>(base, first_row, kv_heads, block.count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &k[at], wanted); });
-	stage<ROWS>(values, first_row, kv_heads, block.count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &v[at], wanted); });
+	const Rows rows{first_row, kv_heads, (u32)block.count};
+	stage<ROWS>(base, rows, [&](u32 to, u64 at, bool wanted) { copy_async(to, &k[at], wanted); });
+	stage<ROWS>(values, rows, [&](u32 to, u64 at, bool wanted) { copy_async(to, &v[at], wanted); });
 	if (more)
 		copy(0);
 	copy_async_commit();

@@ -11,18 +11,21 @@ flash_query_gradient(Element const* __restrict__ q, Element const* __restrict__ 
 	const u32 head = blockIdx.x % heads, kv_head = head / (u32)info.group, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	const u32 first_row = block.from * heads + head, base = shared_address(tiles), gradients = base + ROWS * PITCH, keys_at = gradients + ROWS * PITCH;
 
-	Tiles<false> next;
-	bool more = next.begin(spans, block, window);
+	KeyTiles next(spans, block, window);
 	auto copy = [&](u32 buffer) {
-		const u32 to = keys_at + buffer * 2 * TILE_BYTES;
-		const u32 first = next.row * kv_heads + kv_head, count = min(next.end - next.row, (int)OTHERS);
-		stage<OTHERS>(to, first, kv_heads, count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &k[at], wanted); });
-		stage<OTHERS>(to + TILE_BYTES, first, kv_heads, count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &v[at], wanted); });
+		auto rows = [&](u32 i) {
+			const u32 row = next.find(i);
+			return row == NO_ROW ? NO_ROW : row * kv_heads + kv_head;
+		};
+		stage<OTHERS>(keys_at + buffer * 2 * TILE_BYTES, rows, [&](u32 to, u64 at, bool wanted) {
+			copy_async(to, &k[at], wanted);
+			copy_async(to + TILE_BYTES, &v[at], wanted);
+		});
 	};
-	stage<ROWS>(base, first_row, heads, block.count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &q[at], wanted); });
-	stage<ROWS>(gradients, first_row, heads, block.count, [&](u32 to, u64 at, bool wanted) { copy_async(to, &gradient[at], wanted); });
-	if (more)
-		copy(0);
+	const Rows rows{first_row, heads, (u32)block.count};
+	stage<ROWS>(base, rows, [&](u32 to, u64 at, bool wanted) { copy_async(to, &q[at], wanted); });
+	stage<ROWS>(gradients, rows, [&](u32 to, u64 at, bool wanted) { copy_async(to, &gradient[at], wanted); });
+	copy(0);
 	copy_async_commit();
 
 	float sums[TILES][DIM / 8][4];
@@ -37,12 +40,12 @@ flash_query_gradient(Element const* __restrict__ q, Element const* __restrict__ 
 			row_numbers[i][half] = (int)within < block.count ? *(const Pair *)&numbers[at] : Pair{-MASKED, 0};
 		}
 	const int first_position = block.position + (int)(warp * WARP_ROWS), last_position = first_position + (int)WARP_ROWS - 1;
-	for (u32 buffer = 0; more; buffer ^= 1) {
-		const int row = next.row, end = next.end, shift = next.shift, key = row + shift;
+	for (u32 buffer = 0; next.any(); buffer ^= 1) {
+		const int key = next.position;
 		copy_async_wait<0>();
 		__syncthreads();
-		more = next.next(spans, block, window);
-		if (more)
+		next.advance();
+		if (next.any())
 			copy(buffer ^ 1);
 		copy_async_commit();
 		if (key > last_position || key + (int)OTHERS - 1 < first_position - window + 1)
@@ -51,7 +54,7 @@ flash_query_gradient(Element const* __restrict__ q, Element const* __restrict__ 
 		float scores[TILES][OTHERS / 8][4], upstream[TILES][OTHERS / 8][4];
 		products(scores, base, keys);
 		products(upstream, gradients, keys + TILE_BYTES);
-		const bool whole = key + (int)OTHERS - 1 <= first_position && key > last_position - window && row + (int)OTHERS <= end;
+		const bool whole = key + (int)OTHERS - 1 <= first_position && key > last_position - window;
 #pragma unroll
 		for (u32 i = 0; i < TILES; i++)
 #pragma unroll
@@ -59,10 +62,10 @@ flash_query_gradient(Element const* __restrict__ q, Element const* __restrict__ 
 #pragma unroll
 				for (u32 e = 0; e < 4; e++) {
 					const int position = first_position + (int)(i * 16 + e / 2 * 8 + lane / 4);
-					const int other = row + (int)(j * 8 + lane % 4 * 2 + e % 2);
+					const int other = key + (int)(j * 8 + lane % 4 * 2 + e % 2);
 					float slope, z = scored(scores[i][j][e], slope);
 					float p = exp2_approx(z - row_numbers[i][e / 2].first * LOG2E);
-					if (!whole && (other >= end || !visible(position, other + shift, window)))
+					if (!whole && !visible(position, other, window))
 						p = 0;
 					scores[i][j][e] = p * (upstream[i][j][e] - row_numbers[i][e / 2].second) * slope;
 				}

@@ -1,28 +1,26 @@
-/* Causal attention of packed sequences on tensor cores by mma.sync (FlashAttention-2; Dao, 2023), forward and backward. No two blocks of
- * threads write the same number, so results are the same in every run.
- *
- * A block of threads has ROWS rows of one head, WARP_ROWS of them a warp, in shared memory, and iterates over tiles of OTHERS rows of the
- * other side (keys and values of queries, or queries and output gradients of keys), of which the next is copied meanwhile. Scores,
- * probabilities and their gradients stay in registers: an accumulator of 16 x 8 numbers is half of a left operand of 16 x 16.
+/* Tiles of rows of heads in shared memory, and products of them on tensor cores, of a block of threads with ROWS rows of one side, WARP_ROWS of
+ * them a warp, and OTHERS of the other side at a time. Scores, probabilities and their gradients stay in registers: an accumulator of 16 x 8
+ * numbers is half of a left operand of 16 x 16.
  *
  * The launcher writes in front of this the constants that a kernel is compiled for.
  */
-struct info_st {
-	u64 static_meta[BUFFERS];
-	/* Where blocks and spans begin in `table`; query heads, query heads of a key head, window; parts of a group's heads, rows of all. */
-	u64 blocks, spans, heads, group, window, parts, rows;
+static const u32 TILES = WARP_ROWS / 16, THREADS = ROWS / WARP_ROWS * 32, TILE_BYTES = OTHERS * PITCH;
+/* Where a tile has no row. */
+static const u32 NO_ROW = ~0u;
+
+/* The rows of a tile that lie at one distance in memory. All count heads. */
+struct Rows {
+	u32 first, pitch, count;
+	DEVICE u32 operator()(u32 row) const { return row < count ? first + row * pitch : NO_ROW; }
 };
 
-static const u32 TILES = WARP_ROWS / 16, THREADS = ROWS / WARP_ROWS * 32, TILE_BYTES = OTHERS * PITCH;
-static const u32 BLOCK_FIELDS = 5, SPAN_FIELDS = 3;
-
-/* Copies N rows of a head in the background, of which there are `count`; the others are zero. `first` and `pitch` count heads. */
-template <u32 N, typename Copy> DEVICE void stage(u32 to, u32 first, u32 pitch, u32 count, Copy copy)
+/* Copies N rows of heads in the background, `rows(i)` the i-th; those that are not there are zero. */
+template <u32 N, typename Find, typename Copy> DEVICE void stage(u32 to, Find rows, Copy copy)
 {
 #pragma unroll
 	for (u32 i = 0; i < N * CHUNKS / THREADS; i++) {
-		const u32 index = threadIdx.x + i * THREADS, row = index / CHUNKS, chunk = index % CHUNKS;
-		copy(to + place(row, chunk), row < count ? (u64)(first + row * pitch) * DIM + chunk * 8 : 0, row < count);
+		const u32 index = threadIdx.x + i * THREADS, chunk = index % CHUNKS, row = rows(index / CHUNKS);
+		copy(to + place(index / CHUNKS, chunk), row == NO_ROW ? 0 : (u64)row * DIM + chunk * 8, row != NO_ROW);
 	}
 }
 
@@ -87,48 +85,3 @@ DEVICE void add_weighted(float (&sums)[TILES][DIM / 8][4], const float (&weights
 		}
 	}
 }
-
-/* A block's first row, the number of its rows, the position of the first, and its spans. */
-struct Block {
-	int from, count, position, span, last;
-	DEVICE Block(const int *fields) : from(fields[0]), count(fields[1] - fields[0]), position(fields[2]), span(fields[3]), last(fields[4]) {}
-};
-
-/* The tiles of a block, one after the other: its spans' rows that matter to it. */
-template <bool OF_KEYS> struct Tiles {
-	/* The tile's first row, the row after the span's last that matters, and the difference of positions and rows. */
-	int row, end, shift;
-	int span;
-
-	/* Goes on to the next tile that has rows, from `span` on; false behind the last. */
-	DEVICE bool settle(const int *spans, const Block &block, int window)
-	{
-		while (row >= end) {
-			if (span == block.last)
-				return false;
-			const int first = spans[span * SPAN_FIELDS], after = spans[span * SPAN_FIELDS + 1];
-			shift = spans[span * SPAN_FIELDS + 2] - first;
-			span++;
-			/* queries that see any of the block's keys, or keys that any of its queries sees */
-			const int from = OF_KEYS ? block.position : block.position - window + 1;
-			const int to = block.position + block.count + (OF_KEYS ? window - 1 : 0);
-			row = max(first, from - shift);
-			end = min(after, to - shift);
-		}
-		return true;
-	}
-	DEVICE bool begin(const int *spans, const Block &block, int window)
-	{
-		row = end = 0;
-		span = block.span;
-		return settle(spans, block, window);
-	}
-	DEVICE bool next(const int *spans, const Block &block, int window)
-	{
-		row += OTHERS;
-		return settle(spans, block, window);
-	}
-};
-
-/* True if a query sees a key, given their positions. */
-DEVICE bool visible(int query, int key, int window) { return key <= query && query - key < window; }

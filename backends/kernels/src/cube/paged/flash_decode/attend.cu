@@ -23,8 +23,8 @@ DEVICE float biased(const Element *row, const Element *bias, u32 at)
 DEVICE void rotated(Element *to, u32 apart, float a, float b, const float *angles, u32 pair)
 {
 	const float cosine = angles[pair], sine = angles[pair + DIM / 2];
-	to[0] = (Element)(a * cosine - b * sine);
-	to[apart] = (Element)(b * cosine + a * sine);
+	to[0] = (Element)fmaf(a, cosine, -(b * sine));
+	to[apart] = (Element)fmaf(b, cosine, a * sine);
 }
 
 /* Where a query's number is in shared memory. */
@@ -121,7 +121,7 @@ paged_attend(Element const* __restrict__ queries, Element const* __restrict__ bi
 		}
 #pragma unroll
 		for (u32 half = 0; half < 2; half++) {
-			float largest = top[half], slope;
+			float slope;
 #pragma unroll
 			for (u32 j = 0; j < 2; j++)
 #pragma unroll
@@ -129,27 +129,8 @@ paged_attend(Element const* __restrict__ queries, Element const* __restrict__ bi
 					float &z = scores[j][half * 2 + e];
 					const int column = block * (int)TOKENS + (int)(j * 8 + lane % 4 * 2 + e);
 					z = column >= from && column < to ? scored(z, slope) : MASKED;
-					largest = fmaxf(largest, z);
 				}
-			largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-			largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-			const float factor = exp2_approx(top[half] - largest);
-			top[half] = largest;
-			float sum = 0;
-#pragma unroll
-			for (u32 j = 0; j < 2; j++)
-#pragma unroll
-				for (u32 e = 0; e < 2; e++) {
-					float &z = scores[j][half * 2 + e];
-					z = exp2_approx(z - largest);
-					sum += z;
-				}
-			total[half] = total[half] * factor + sum;
-#pragma unroll
-			for (u32 j = 0; j < DIM / 8; j++)
-#pragma unroll
-				for (u32 e = 0; e < 2; e++)
-					sums[j][half * 2 + e] *= factor;
+			weigh(scores, half, top[half], total[half], sums);
 		}
 		const u32 weights[4] = {pack_pair(scores[0][0], scores[0][1]), pack_pair(scores[0][2], scores[0][3]), pack_pair(scores[1][0], scores[1][1]),
 		                        pack_pair(scores[1][2], scores[1][3])};

@@ -1,0 +1,175 @@
+//! `rollout.exact`: the sampler's log-probs are the trainer's to the bit, whatever is computed beside a token.
+
+use super::on_devices;
+use super::rollout::{Asked, DRAWN, TRUNCATED, run_captured};
+use crate::support::model::Model;
+use crate::support::{checked, folders};
+use burn::tensor::Device;
+use firebrick_backends::device::is_cpu;
+use firebrick_backends::{Precision, PrecisionExt};
+use firebrick_engine::plan::MemoryConfig;
+use firebrick_engine::sequence::Sequence;
+use firebrick_models::{Arch, Decoder, Prepack};
+use firebrick_sampler::{Sample, SchedulerConfig};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+on_devices! {
+    sampled_log_probs_are_those_of_training_to_the_bit_for_every_family,
+    limits_of_the_engine_and_captured_graphs_change_no_bit,
+    what_cannot_be_exact_is_refused_with_the_reason,
+}
+
+/// Numbers of a head that tensor cores take.
+const HEAD: usize = 64;
+
+/// The configuration of a fixture's model, with wider heads.
+fn config(dir: &Path) -> Map<String, Value> {
+    let text = std::fs::read_to_string(dir.join("config.json")).expect("a configuration");
+    let Value::Object(mut config) = serde_json::from_str(&text).expect("JSON") else { unreachable!("an object") };
+    config.insert("head_dim".into(), json!(HEAD));
+    // families without a size of heads divide the hidden size
+    let heads = config["num_attention_heads"].as_u64().expect("heads") as usize;
+    let narrow = Arch::from_config(&config, dir).is_ok_and(|arch| arch.head_dim != HEAD);
+    if narrow {
+        config.insert("hidden_size".into(), json!(HEAD * heads));
+    }
+    config.insert("initializer_range".into(), json!(0.2));
+    config
+}
+
+/// A random model of a fixture's family, computed exactly; the reason where it is not.
+fn exact_model(dir: &Path, precision: Precision, device: &Device) -> Result<Model, String> {
+    let mut model = Model::load(dir);
+    let arch = Arch::from_config(&config(dir), dir).expect("a known family").in_precision(precision);
+    let decoder = Decoder::random(arch, 1, device);
+    model.decoder = decoder.with_exact_sums().map_err(|error| error.to_string())?;
+    Ok(model)
+}
+
+/// The precisions in which a device is exact.
+fn precisions(device: &Device) -> Vec<Precision> {
+    let exact = Precision::ALL.into_iter().filter(|p| p.is_half() != is_cpu(device));
+    // no other GPU has its own products
+    let on_cuda = cfg!(feature = "cuda") && format!("{device:?}").contains("Cuda");
+    exact.filter(|p| (is_cpu(device) && *p == Precision::F32 || on_cuda) && p.check(device).is_ok()).collect()
+}
+
+/// Prompts that end within a tile of keys, in the one behind it, and at its end; the first two begin alike.
+fn prompts() -> Vec<Vec<u32>> {
+    let prompt =
+        |length: u32, own: u32| (0..length).map(|i| if i < 40 { i * 7 % 61 + 3 } else { i * own % 59 + 3 }).collect();
+    vec![prompt(70, 5), prompt(44, 11), vec![7, 47, 18, 66, 71], prompt(128, 3)]
+}
+
+/// Checks samples against scores of training under several plans.
+fn assert_exact(model: &Model, prompts: &[Vec<u32>], asked: Asked, samples: &[Sample], label: &str) {
+    let rows: Vec<Sequence> = samples
+        .iter()
+        .map(|sample| Sequence { routes: None, ..Sequence::completion(&prompts[sample.request], &sample.tokens) })
+        .collect();
+    let settings = [
+        MemoryConfig { head_rows: 7, ..MemoryConfig::default() },
+        MemoryConfig { share_prefix: true, gradient_checkpointing: true, ..MemoryConfig::default() },
+    ];
+    for memory in settings {
+        let plan = memory.plan(model.decoder.arch()).expect("a plan");
+        let together = model.score(&plan, asked.temperature, &rows).logp;
+        for (sample, (row, together)) in samples.iter().zip(rows.iter().zip(&together)) {
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+            let place = format!("{label}: sample {} of prompt {}", sample.sample, sample.request);
+            assert_eq!(bits(&sample.full_logps), bits(together), "{place}, {memory:?}");
+            if sample.sample == 0 {
+                let alone = model.score(&plan, asked.temperature, std::slice::from_ref(row)).logp;
+                assert_eq!(bits(&sample.full_logps), bits(&alone[0]), "{place}, alone");
+            }
+        }
+    }
+}
+
+fn sampled_log_probs_are_those_of_training_to_the_bit_for_every_family(device: &Device) {
+    let mut models = 0;
+    for precision in precisions(device) {
+        for dir in folders("models") {
+            let model = match exact_model(&dir, precision, device) {
+                Ok(model) => model,
+                Err(why) => {
+                    let known = ["linear attention", "soft-cap"].iter().any(|reason| why.contains(reason));
+                    assert!(known, "{}: {why}", dir.display());
+                    continue;
+                }
+            };
+            // their angles depend on the longest sequence of a batch
+            if model.name == "llama-rope-dynamic" {
+                continue;
+            }
+            // a software GPU takes a second for a step
+            let new = if is_cpu(device) { DRAWN.new } else { 3 };
+            let asked = Asked { temperature: 0.7, new, n: 2, ..DRAWN };
+            let samples =
+                run_captured(&model, &prompts(), asked, &SchedulerConfig::new(64), Prepack::default(), &[]).samples;
+            assert_exact(&model, &prompts(), asked, &samples, &format!("{} in {precision}", model.name));
+            models += 1;
+        }
+    }
+    if !precisions(device).is_empty() {
+        checked("models whose samples are exact", models);
+    }
+}
+
+fn limits_of_the_engine_and_captured_graphs_change_no_bit(device: &Device) {
+    for precision in precisions(device) {
+        let dir = crate::support::fixtures().join("models/mistral-window");
+        let model = exact_model(&dir, precision, device).expect("it is computed exactly");
+        let asked = Asked { temperature: 0.7, new: 6, n: 2, ..TRUNCATED };
+        let least = SchedulerConfig::new(4).least_cache_bytes(model.decoder.arch(), 128 + asked.new);
+        let chunked = SchedulerConfig { max_num_batched_tokens: 24, ..SchedulerConfig::new(3) };
+        let short = SchedulerConfig { kv_cache_bytes: Some(2 * least), ..SchedulerConfig::new(4) };
+        let run = |limits: &SchedulerConfig, captured: &[usize]| {
+            let prepack = Prepack { panels: true, quantization: None };
+            let generated = run_captured(&model, &prompts(), asked, limits, prepack, captured);
+            assert_exact(&model, &prompts(), asked, &generated.samples, &format!("{limits:?}"));
+            let numbers = |sample: Sample| {
+                let bits =
+                    [sample.logps, sample.full_logps].map(|l| l.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+                (sample.tokens, bits)
+            };
+            (generated.samples.into_iter().map(numbers).collect::<Vec<_>>(), generated.stats)
+        };
+        let (expected, _) = run(&SchedulerConfig::new(64), &[]);
+        for (limits, captured) in [(chunked, &[2, 3][..]), (short, &[])] {
+            let (found, stats) = run(&limits, captured);
+            assert_eq!(found, expected, "{limits:?}");
+            if limits.kv_cache_bytes.is_some() {
+                assert!(stats.preemptions > 0, "{stats:?}");
+            }
+        }
+    }
+}
+
+fn what_cannot_be_exact_is_refused_with_the_reason(device: &Device) {
+    let dir = crate::support::fixtures().join("models/qwen3_5");
+    let refused = |arch: Arch| {
+        let refused = Decoder::random(arch, 1, device).with_exact_sums();
+        refused.expect_err("it cannot be exact").to_string()
+    };
+    let arch = |dir: &Path| Arch::from_config(&config(dir), dir).expect("a known family");
+    assert!(refused(arch(&dir)).contains("linear attention"));
+    if is_cpu(device) {
+        return;
+    }
+    let dir = crate::support::fixtures().join("models/llama-gqa");
+    let why = refused(arch(&dir));
+    assert!(why.contains("needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU"), "{why}");
+    let [Some(half), ..] = [precisions(device).first().copied()] else { return };
+    let with = |key: &str, value: Value| {
+        let mut config = config(&dir);
+        config.insert(key.into(), value);
+        refused(Arch::from_config(&config, &dir).expect("a known family").in_precision(half))
+    };
+    assert!(with("head_dim", json!(48)).contains("this model has 48"), "a head");
+    let why = with("intermediate_size", json!(44));
+    assert!(why.contains("a multiple of 2 outputs and 8 inputs") && why.contains("down_proj"), "{why}");
+    let why = with("vocab_size", json!(77));
+    assert!(why.contains("[77, "), "{why}");
+}
