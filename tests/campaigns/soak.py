@@ -97,11 +97,13 @@ def soak(firebrick, folder, settings, options):
     return readings
 
 
-def figures(readings, steps):
-    """Of the first and the last tenth: median of resident memory, most handles and threads, CPU seconds a step."""
+def tenths(readings, steps):
+    """Of each tenth of the steps, or fewer parts if these would have less than two: median of resident memory, fewest handles and threads,
+    CPU seconds a step."""
     part = max(2, steps // PARTS)
     found = []
-    for begin, end in [(0, part), (steps - part, steps)]:
+    for begin in range(0, steps - part + 1, part):
+        end = begin + part
         own = [reading for reading in readings if begin < reading[0] <= end]
         if len(own) < 2:
             sys.exit(f"too few readings of the steps {begin} to {end}; --steps has to be larger")
@@ -138,12 +140,14 @@ def main():
     firebrick, rows, wrong = os.path.abspath(options.firebrick or built()), [], 0
     for plan in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            first, last = figures(soak(firebrick, Path(folder), PLANS[plan], options), options.steps)
+            parts = tenths(soak(firebrick, Path(folder), PLANS[plan], options), options.steps)
+        first, last = parts[0], parts[-1]
         found = problems(first, last, not options.sample)
         wrong += bool(found)
         numbers = [round(part[0] / 2**20, 1) for part in (first, last)] + [first[1], last[1], first[2], last[2]]
         rows.append([plan, *numbers, round(first[3] * 1e3, 2), round(last[3] * 1e3, 2)])
         print(f"{'FAILED' if found else 'ok':8}{plan}: {rows[-1][1:]} {'; '.join(found)}", flush=True)
+        print(f"        resident, MiB, by tenths: {[round(part[0] / 2**20, 1) for part in parts]}", flush=True)
     if options.json:
         git = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         pairs = ["resident, MiB", "file handles", "threads", "CPU a step, ms"]

@@ -171,10 +171,14 @@ pub struct DeviceTables {
     pub most: usize,
 }
 
+/// Blocks of the largest tile of keys whose sums kernels of training and decoding add in the same order.
+pub const TILE_BLOCKS: usize = 64 / BLOCK_SIZE;
+
 /// A block table as GPU kernels read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableWords {
-    /// `[rows]`: the tokens of each row's sequence, 0 for a row in none. `[rows]`: the rows, those in a sequence first.
+    /// `[rows]`: the tokens of each row's sequence, without those of whole tiles of [`TILE_BLOCKS`] that no token sees
+    /// any more; 0 for a row in none. `[rows]`: the rows, those in a sequence first.
     /// `[rows]`: each row's index among those. `[rows, stride]`: each row's blocks, padded with zeros.
     pub words: Vec<i32>,
     /// Blocks of a row.
@@ -189,20 +193,25 @@ pub struct TableWords {
 impl TableWords {
     /// For a step of `rows` rows, with at least `stride` blocks of a row.
     pub fn new(shared: &[SharedBlocks], rows: usize, stride: usize) -> Self {
-        let members =
-            || shared.iter().flat_map(|group| group.members.iter().map(move |member| (&group.blocks, member)));
-        let blocks = members().map(|(prefix, member)| prefix.len() + member.blocks.len());
+        let members = || {
+            shared.iter().flat_map(|group| {
+                // zeros stand for blocks that no token sees, so that tiles begin where they do in training
+                let prefix = || std::iter::repeat_n(&0, group.first % TILE_BLOCKS).chain(&group.blocks);
+                group.members.iter().map(move |member| (prefix(), member))
+            })
+        };
+        let blocks = members().map(|(prefix, member)| prefix.count() + member.blocks.len());
         // a power of two, so that few shapes of the table occur
         let stride = blocks.max().unwrap_or(1).max(stride).next_power_of_two();
         let mut words = vec![0; rows * (3 + stride)];
         let mut order = Vec::with_capacity(rows);
         let mut longest = 0;
         for (prefix, member) in members() {
-            let tokens = prefix.len() * BLOCK_SIZE + member.tokens;
+            let tokens = prefix.clone().count() * BLOCK_SIZE + member.tokens;
             words[member.row] = tokens as i32;
             order.push(member.row);
             let first = rows * 3 + member.row * stride;
-            let row_blocks = prefix.iter().chain(&member.blocks);
+            let row_blocks = prefix.chain(&member.blocks);
             for (to, &block) in words[first..].iter_mut().zip(row_blocks) {
                 *to = block as i32;
             }

@@ -191,7 +191,7 @@ fn table(trees: &[PrefixTree], height: usize) -> (Vec<i32>, usize) {
         // the runs that see each: itself and those behind it
         let mut under = vec![Vec::new(); paths.len()];
         for (index, (run, path)) in tree.runs.iter().zip(&paths).enumerate() {
-            let position = run.parent.map_or(0, |parent| spans[parent].1 + spans[parent].0.len());
+            let position = run.parent.map_or(tree.first(), |parent| spans[parent].1 + spans[parent].0.len());
             spans.push((run.rows.clone(), position));
             for &above in path {
                 under[above].push(index);

@@ -63,7 +63,8 @@ pub struct RolloutConfig {
     #[schemars(range(min = 2))]
     pub max_model_len: Option<usize>,
     /// Sample with log-probs that equal the trainer's to the bit, so that updates take them as the old ones and ratios
-    /// on-policy are 1. On the CPU in f32; rejects settings with which sampling rounds otherwise than training.
+    /// on-policy are 1. In f32 on the CPU, where it costs nothing, and in bf16 and f16 on NVIDIA GPUs, where decoding
+    /// gives up kernels for few rows; rejects settings and models that round otherwise in sampling than in training.
     pub exact: bool,
     /// Float type of sampling, `bf16` or `f16`; log-probs then differ from the trainer's. `null`: the run's.
     pub precision: Option<Precision>,

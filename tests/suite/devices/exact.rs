@@ -17,6 +17,7 @@ use std::path::Path;
 on_devices! {
     sampled_log_probs_are_those_of_training_to_the_bit_for_every_family,
     limits_of_the_engine_and_captured_graphs_change_no_bit,
+    a_vocabulary_of_several_tiles_is_scored_as_one_of_whole_rows,
     what_cannot_be_exact_is_refused_with_the_reason,
 }
 
@@ -29,19 +30,22 @@ fn config(dir: &Path) -> Map<String, Value> {
     let Value::Object(mut config) = serde_json::from_str(&text).expect("JSON") else { unreachable!("an object") };
     config.insert("head_dim".into(), json!(HEAD));
     // families without a size of heads divide the hidden size
-    let heads = config["num_attention_heads"].as_u64().expect("heads") as usize;
     let narrow = Arch::from_config(&config, dir).is_ok_and(|arch| arch.head_dim != HEAD);
-    if narrow {
-        config.insert("hidden_size".into(), json!(HEAD * heads));
+    if let (true, Some(heads)) = (narrow, config.get("num_attention_heads").and_then(Value::as_u64)) {
+        config.insert("hidden_size".into(), json!(HEAD as u64 * heads));
     }
     config.insert("initializer_range".into(), json!(0.2));
     config
 }
 
-/// A random model of a fixture's family, computed exactly; the reason where it is not.
-fn exact_model(dir: &Path, precision: Precision, device: &Device) -> Result<Model, String> {
+/// A random model of a fixture's family with some keys changed, computed exactly; the reason where it is not.
+fn exact_model(dir: &Path, changes: Value, precision: Precision, device: &Device) -> Result<Model, String> {
     let mut model = Model::load(dir);
-    let arch = Arch::from_config(&config(dir), dir).expect("a known family").in_precision(precision);
+    let mut config = config(dir);
+    if let Value::Object(changes) = changes {
+        config.extend(changes);
+    }
+    let arch = Arch::from_config(&config, dir).expect("a known family").in_precision(precision);
     let decoder = Decoder::random(arch, 1, device);
     model.decoder = decoder.with_exact_sums().map_err(|error| error.to_string())?;
     Ok(model)
@@ -91,7 +95,7 @@ fn sampled_log_probs_are_those_of_training_to_the_bit_for_every_family(device: &
     let mut models = 0;
     for precision in precisions(device) {
         for dir in folders("models") {
-            let model = match exact_model(&dir, precision, device) {
+            let model = match exact_model(&dir, json!({}), precision, device) {
                 Ok(model) => model,
                 Err(why) => {
                     let known = ["linear attention", "soft-cap"].iter().any(|reason| why.contains(reason));
@@ -118,32 +122,46 @@ fn sampled_log_probs_are_those_of_training_to_the_bit_for_every_family(device: &
 }
 
 fn limits_of_the_engine_and_captured_graphs_change_no_bit(device: &Device) {
-    for precision in precisions(device) {
-        let dir = crate::support::fixtures().join("models/mistral-window");
-        let model = exact_model(&dir, precision, device).expect("it is computed exactly");
-        let asked = Asked { temperature: 0.7, new: 6, n: 2, ..TRUNCATED };
+    for (precision, name) in
+        precisions(device).into_iter().flat_map(|p| ["mistral-window", "llama-gqa"].map(|n| (p, n)))
+    {
+        let dir = crate::support::fixtures().join("models").join(name);
+        let model = exact_model(&dir, json!({}), precision, device).expect("it is computed exactly");
+        let asked = Asked { temperature: 0.7, new: 5, n: 2, ..TRUNCATED };
         let least = SchedulerConfig::new(4).least_cache_bytes(model.decoder.arch(), 128 + asked.new);
         let chunked = SchedulerConfig { max_num_batched_tokens: 24, ..SchedulerConfig::new(3) };
-        let short = SchedulerConfig { kv_cache_bytes: Some(2 * least), ..SchedulerConfig::new(4) };
+        let short = SchedulerConfig { kv_cache_bytes: Some(least), ..SchedulerConfig::new(4) };
         let run = |limits: &SchedulerConfig, captured: &[usize]| {
             let prepack = Prepack { panels: true, quantization: None };
             let generated = run_captured(&model, &prompts(), asked, limits, prepack, captured);
-            assert_exact(&model, &prompts(), asked, &generated.samples, &format!("{limits:?}"));
-            let numbers = |sample: Sample| {
+            let numbers = |sample: &Sample| {
                 let bits =
-                    [sample.logps, sample.full_logps].map(|l| l.into_iter().map(f32::to_bits).collect::<Vec<_>>());
-                (sample.tokens, bits)
+                    [&sample.logps, &sample.full_logps].map(|l| l.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                (sample.tokens.clone(), bits)
             };
-            (generated.samples.into_iter().map(numbers).collect::<Vec<_>>(), generated.stats)
+            (generated.samples.iter().map(numbers).collect::<Vec<_>>(), generated)
         };
-        let (expected, _) = run(&SchedulerConfig::new(64), &[]);
+        let (expected, plain) = run(&SchedulerConfig::new(64), &[]);
+        assert_exact(&model, &prompts(), asked, &plain.samples, name);
         for (limits, captured) in [(chunked, &[2, 3][..]), (short, &[])] {
-            let (found, stats) = run(&limits, captured);
-            assert_eq!(found, expected, "{limits:?}");
-            if limits.kv_cache_bytes.is_some() {
-                assert!(stats.preemptions > 0, "{stats:?}");
-            }
+            let (found, generated) = run(&limits, captured);
+            assert_eq!(found, expected, "{name}: {limits:?}");
+            let preempts = limits.kv_cache_bytes.is_some() && name == "llama-gqa";
+            assert!(!preempts || generated.stats.preemptions > 0, "{:?}", generated.stats);
         }
+    }
+}
+
+fn a_vocabulary_of_several_tiles_is_scored_as_one_of_whole_rows(device: &Device) {
+    for precision in precisions(device) {
+        let dir = crate::support::fixtures().join("models/llama-gqa");
+        // the last tile has 130 tokens
+        let changes = json!({"vocab_size": 2 * 8192 + 130, "num_hidden_layers": 1});
+        let model = exact_model(&dir, changes, precision, device).expect("it is computed exactly");
+        let asked = Asked { temperature: 0.7, new: 3, n: 2, ..DRAWN };
+        let prompts = [vec![7, 47, 18], vec![7, 16_500, 71]];
+        let samples = run_captured(&model, &prompts, asked, &SchedulerConfig::new(64), Prepack::default(), &[]).samples;
+        assert_exact(&model, &prompts, asked, &samples, "tiles");
     }
 }
 

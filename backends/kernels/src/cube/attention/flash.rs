@@ -9,6 +9,8 @@ use crate::cube::cuda::{
 use crate::cube::prelude::*;
 use crate::prefix_groups::{BlockRows, BlockTable, Blocks};
 use cubecl::ir::attributes::BufferIOAttr::{ReadOnly, WriteOnly};
+use firebrick_metadata::paged::TILE_BLOCKS;
+use firebrick_spec::BLOCK_SIZE;
 use std::sync::LazyLock;
 
 /// Rows of heads in shared memory and products of them, for a `DIM`, `ROWS`, `WARP_ROWS` and `OTHERS`, and for [`HEADS`].
@@ -63,6 +65,7 @@ struct Variant {
 pub(in crate::cube) const fn keys_of_tile(dim: usize) -> usize {
     if dim == 64 { 64 } else { 32 }
 }
+const _: () = assert!(TILE_BLOCKS * BLOCK_SIZE % keys_of_tile(64) == 0, "block tables begin at a multiple of a tile");
 
 impl Variant {
     /// The fastest of some tilings measured on an H200 within 48 KiB of shared memory.
