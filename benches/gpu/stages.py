@@ -297,10 +297,41 @@ def step_of(model: str):
     return stage
 
 
-def step_ours(context: Context, folder: Path, limit: float) -> tuple[dict, list[str]]:
-    """Two steps, of which the second counts; the first where time ran out before it."""
+def exact(context: Context, limit: float) -> Result:
+    """A GRPO step with `rollout.exact` and without: what it costs, and how far sampler and trainer are apart."""
+    model = next(iter(workload.models(context.small)))
+    # the kernels take heads of 64, 96 or 128
+    arch, sizes = workload.models(context.small)[model] | {"head_dim": 64}, workload.step(context.small)
+    result, problems, found = Result(), [], {}
+    for name, settings in {"plain": {}, "exact": {"exact": True}}.items():
+        folder = context.folder / f"exact-{name}"
+        folder.mkdir()
+        workload.write_tokenizer(folder / "tokenizer", arch["vocab_size"])
+        workload.write_prompts(folder / "prompts.jsonl", workload.prompts(arch["vocab_size"], sizes))
+        (folder / "job.json").write_text(json.dumps({"arch": arch, "sizes": sizes}), encoding="utf-8")
+        found[name], problem = step_ours(context, folder, limit / 2, settings)
+        problems += problem
+    plain, other = (found[name].get("steps", [])[-1:] for name in ("plain", "exact"))
+    if plain and other:
+        for part in ("gen", "update_actor"):
+            seconds = [side[0][f"timing_s/{part}"] for side in (other, plain)]
+            ratio = seconds[0] / seconds[1]
+            result.rows.append(Row(f"timing_s/{part}", f"{seconds[0]:.4g} s", f"{seconds[1]:.4g} s without; {ratio:.2f} of it"))
+        apart = [side[0]["training/rollout_probs_diff_max"] for side in (other, plain)]
+        result.rows.append(Row("rollout_probs_diff_max", f"{apart[0]:.4g}", f"{apart[1]:.4g} without"))
+        if apart[0] != 0:
+            problems.append(f"sampler and trainer differ by {apart[0]}")
+    result.figures = found
+    if problems:
+        raise Failed("; ".join(problems), result)
+    return result
+
+
+def step_ours(context: Context, folder: Path, limit: float, rollout: dict | None = None) -> tuple[dict, list[str]]:
+    """Two steps, of which the second counts; the first where time ran out before it. `rollout` has more settings of sampling."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     config = workload.step_config(folder, job["arch"], job["sizes"], context.device, context.precision, 2)
+    config["rollout"] |= rollout or {}
     (folder / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
     done = context.ours("firebrick", ["train", folder / "run.yaml"], limit, f"{folder.name}-firebrick")
     steps = [line for line in lines(folder / "run" / "metrics.jsonl") if "timing_s/update_actor" in line]

@@ -4,7 +4,8 @@
 
 Cargo builds PROGRAM where it is absent. Three plans have every memory technique of one rank between them; a run of each validates and saves
 ten times. Compared are the first and the last tenth of its steps: the medians of resident memory (2 % and 2 MiB apart at most), the fewest
-file handles and threads (no more at the end), and CPU seconds a step (10 % apart at most). `--sample` is the test suite's: 60 steps, of
+file handles and threads (no more at the end), and CPU seconds a step (10 % apart at most). On a GPU memory is compared from the sixth tenth
+on: drivers add to their pools a few times in the first half of 500 steps, and a leak does so in both. `--sample` is the test suite's: 60 steps, of
 which only handles and threads are compared. `--json` writes the figures as a file of `benches/results`.
 """
 
@@ -113,14 +114,15 @@ def tenths(readings, steps):
     return found
 
 
-def problems(first, last, whole):
-    found = []
+def problems(parts, whole, device):
+    (first, last), found = (parts[0], parts[-1]), []
+    before = (first if device == "cpu" else parts[len(parts) // 2])[0]
     if last[1] > first[1]:
         found.append(f"file handles rose from {first[1]} to {last[1]}")
     if last[2] > first[2]:
         found.append(f"threads rose from {first[2]} to {last[2]}")
-    if whole and last[0] > max(MOST_MEMORY * first[0], first[0] + MOST_BYTES):
-        found.append(f"resident memory rose from {first[0] / 2**20:.1f} to {last[0] / 2**20:.1f} MiB")
+    if whole and last[0] > max(MOST_MEMORY * before, before + MOST_BYTES):
+        found.append(f"resident memory rose from {before / 2**20:.1f} to {last[0] / 2**20:.1f} MiB")
     if whole and last[3] > MOST_SECONDS * first[3]:
         found.append(f"a step took {first[3] * 1e3:.2f} and then {last[3] * 1e3:.2f} ms of CPU")
     return found
@@ -142,10 +144,11 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             parts = tenths(soak(firebrick, Path(folder), PLANS[plan], options), options.steps)
         first, last = parts[0], parts[-1]
-        found = problems(first, last, not options.sample)
+        found = problems(parts, not options.sample, options.device)
         wrong += bool(found)
         numbers = [round(part[0] / 2**20, 1) for part in (first, last)] + [first[1], last[1], first[2], last[2]]
-        rows.append([plan, *numbers, round(first[3] * 1e3, 2), round(last[3] * 1e3, 2)])
+        rows.append([plan, *numbers, round(first[3] * 1e3, 2), round(last[3] * 1e3, 2),
+                     round(parts[len(parts) // 2][0] / 2**20, 1)])
         print(f"{'FAILED' if found else 'ok':8}{plan}: {rows[-1][1:]} {'; '.join(found)}", flush=True)
         print(f"        resident, MiB, by tenths: {[round(part[0] / 2**20, 1) for part in parts]}", flush=True)
     if options.json:
@@ -155,7 +158,7 @@ def main():
             "bench": "soak", "title": f"{options.steps} steps", "date": time.strftime("%Y-%m-%d"), "machine": "",
             "commit": git.stdout.strip(), "command": f"tests/campaigns/run soak --steps {options.steps} --device {options.device}",
             "what": "The first and the last tenth of a run's steps, under three plans that have every memory technique of one rank between them.",
-            "columns": ["plan", *(f"{name}, {part}" for name in pairs for part in ("first", "last"))], "rows": rows,
+            "columns": ["plan", *(f"{name}, {part}" for name in pairs for part in ("first", "last")), "resident, MiB, sixth"], "rows": rows,
         }
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     print(f"{len(options.only) - wrong} passed, {wrong} failed")

@@ -37,10 +37,8 @@ pub fn is_exact_on(device: &Device, dtype: DType, [group, dim]: [usize; 2]) -> b
     )
 }
 
-/// Inputs of matrices, and outputs, that exact products on a GPU take: multiples of these.
-pub const EXACT_INPUTS: usize = 8;
-/// See [`EXACT_INPUTS`].
-pub const EXACT_OUTPUTS: usize = 2;
+/// What the outputs and the inputs of a matrix have to be multiples of for exact products on a GPU.
+pub const EXACT_MULTIPLES: [usize; 2] = [2, 8];
 
 /// True within [`exact`].
 pub(crate) fn is_exact() -> bool {

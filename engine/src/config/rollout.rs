@@ -350,6 +350,8 @@ impl RolloutConfig {
             (self.quantization.is_some(), "rollout.quantization"),
             (self.kv_cache_dtype != KvCacheDtype::Auto, "rollout.kv_cache_dtype"),
             (self.tensor_model_parallel_size > 1, "rollout.tensor_model_parallel_size"),
+            // which joins matrices on GPUs
+            (self.pack_weights == Some(true) && run.is_half(), "rollout.pack_weights"),
         ];
         match differs.into_iter().find(|(differs, _)| self.exact && *differs) {
             Some((_, key)) => Err(format!(

@@ -95,10 +95,12 @@ impl RunConfig {
         self.model.lora.as_ref().and_then(|lora| lora.base)
     }
 
-    /// Copies of the matrices for sampling. Exact ones, for matmuls with few rows, are made by default if all weights
-    /// are trained, so that gradients later need as much memory, and there is no budget.
+    /// Copies of the matrices for sampling. Unquantized ones, for matmuls with few rows, are made by default if all weights
+    /// are trained, so that gradients later need as much memory, and there is no budget; none are made on a GPU where
+    /// sampling multiplies as training does.
     pub fn prepack(&self) -> Prepack {
-        let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
+        let one_by_one = self.rollout.exact && self.precision.is_half();
+        let rule = || self.model.lora.is_none() && self.memory.budget.is_none() && !one_by_one;
         Prepack { panels: self.rollout.pack_weights.unwrap_or_else(rule), quantization: self.rollout.quantization }
     }
 

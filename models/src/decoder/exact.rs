@@ -5,7 +5,7 @@ use crate::unit::Slot;
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{EXACT_INPUTS, EXACT_OUTPUTS, is_exact_on};
+use firebrick_backends::kernels::{EXACT_MULTIPLES, is_exact_on};
 
 impl Decoder {
     /// This model with exact forward passes: a token has the same bits in a prompt, as a decoding step and in training,
@@ -48,14 +48,15 @@ impl Decoder {
         if arch.logit_softcap.is_some() {
             return Some("on a GPU is not built for a soft-cap of logits".into());
         }
+        let [outputs, inputs] = EXACT_MULTIPLES;
         let specs = self.units.iter().flat_map(|unit| &unit.specs);
         let odd = specs.filter(|spec| is_matrix(spec.slot)).find(|spec| {
             let [rows, columns] = spec.rows_cols();
-            !rows.is_multiple_of(EXACT_OUTPUTS) || !columns.is_multiple_of(EXACT_INPUTS)
+            !rows.is_multiple_of(outputs) || !columns.is_multiple_of(inputs)
         });
         odd.map(|spec| {
             format!(
-                "on a GPU needs matrices with a multiple of {EXACT_OUTPUTS} outputs and {EXACT_INPUTS} inputs; {} is {:?}",
+                "on a GPU needs matrices with a multiple of {outputs} outputs and {inputs} inputs; {} is {:?}",
                 spec.name,
                 spec.rows_cols()
             )

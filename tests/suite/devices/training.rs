@@ -139,7 +139,7 @@ fn three_steps_of_training_follow_the_cpu(device: &Device) {
     }
 }
 
-fn metrics(run: &Path) -> Vec<Map<String, Value>> {
+pub(super) fn metrics(run: &Path) -> Vec<Map<String, Value>> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

@@ -217,4 +217,7 @@ fn what_the_engine_cannot_do_is_refused() {
     ] {
         refused(&Bench::new().firebrick("train", &[setting]), parts);
     }
+    let half = |setting: &str| Bench::new().firebrick("train", &[setting, "precision=bf16"]);
+    refused(&half("rollout.exact=true"), &["rollout.exact", "f32 on the CPU", "device: cuda"]);
+    refused(&half("rollout={exact: true, pack_weights: true}"), &["rollout.exact", "rollout.pack_weights"]);
 }

@@ -19,27 +19,33 @@ struct Block {
  * row's sums depends on its position alone, not on where blocks and shared prefixes end.
  */
 struct KeyTiles {
+	const int *const spans;
 	/* The tile's first position, and the position after the last key. */
-	int position, end;
-	/* The span of that position: its first row and position, and the position of the next. */
-	const int *span, *last;
-	int row, start, next_start;
+	int position;
+	const int end;
+	/* The span of that position, and the one behind the last; what is added to a position of the span for its row, the first position, and the
+	 * next span's. */
+	int span;
+	const int last;
+	int shift, start, next_start;
 
+	DEVICE int field(int of, int which) const { return spans[of * (int)SPAN_FIELDS + which]; }
 	DEVICE void open()
 	{
-		row = span[0], start = span[2];
-		next_start = span + SPAN_FIELDS < last ? span[SPAN_FIELDS + 2] : end;
+		start = field(span, 2);
+		shift = field(span, 0) - start;
+		next_start = span + 1 < last ? field(span + 1, 2) : end;
 	}
 	DEVICE void settle()
 	{
-		while (position >= next_start && span + SPAN_FIELDS < last) {
-			span += SPAN_FIELDS;
+		while (position >= next_start && span + 1 < last) {
+			span++;
 			open();
 		}
 	}
 	DEVICE KeyTiles(const int *spans, const Block &block, int window)
-		: position(max(block.position - window + 1, 0) / (int)OTHERS * (int)OTHERS), end(block.position + block.count),
-		  span(spans + block.span * SPAN_FIELDS), last(spans + block.last * SPAN_FIELDS)
+		: spans(spans), position(max(block.position - window + 1, 0) / (int)OTHERS * (int)OTHERS), end(block.position + block.count),
+		  span(block.span), last(block.last)
 	{
 		open();
 		settle();
@@ -54,14 +60,14 @@ struct KeyTiles {
 	DEVICE u32 find(u32 i) const
 	{
 		const int at = position + (int)i;
+		if (at < next_start)
+			return at < start ? NO_ROW : (u32)(at + shift);
 		if (at >= end)
 			return NO_ROW;
-		if (at < next_start)
-			return at < start ? NO_ROW : (u32)(row + at - start);
-		const int *other = span + SPAN_FIELDS;
-		while (other + SPAN_FIELDS < last && at >= other[SPAN_FIELDS + 2])
-			other += SPAN_FIELDS;
-		return (u32)(other[0] + at - other[2]);
+		int other = span + 1;
+		while (other + 1 < last && at >= field(other + 1, 2))
+			other++;
+		return (u32)(field(other, 0) + at - field(other, 2));
 	}
 };
 

@@ -71,7 +71,7 @@ flash_forward(Element const* __restrict__ q, Element const* __restrict__ k, Elem
 		add_weighted(sums, scores, keys + TILE_BYTES);
 	}
 	const u64 sink_at = head;
-	const float sink = SINKS ? *&sinks[sink_at] * LOG2E : MASKED;
+	const float sink = SINKS ? __fmul_rn(*&sinks[sink_at], LOG2E) : MASKED;
 #pragma unroll
 	for (u32 i = 0; i < TILES; i++)
 #pragma unroll

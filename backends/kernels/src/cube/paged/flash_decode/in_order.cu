@@ -71,7 +71,7 @@ paged_attend_in_order(Element const* __restrict__ queries, float const* __restri
 	for (u32 half = 0; half < 2; half++) {
 		const u32 within = half * 8 + lane / 4;
 		const u64 sink_at = head * group + min(within, group - 1);
-		const float sink = SINKS ? *&sinks[sink_at] * LOG2E : MASKED;
+		const float sink = SINKS ? __fmul_rn(*&sinks[sink_at], LOG2E) : MASKED;
 		/* a row in no sequence gets zeros */
 		const float shared = share(top[half], total[half], sink), factor = length > 0 ? shared : 0;
 		if (within >= group)
