@@ -147,18 +147,17 @@ def main():
         found = problems(parts, not options.sample, options.device)
         wrong += bool(found)
         numbers = [round(part[0] / 2**20, 1) for part in (first, last)] + [first[1], last[1], first[2], last[2]]
-        rows.append([plan, *numbers, round(first[3] * 1e3, 2), round(last[3] * 1e3, 2),
-                     round(parts[len(parts) // 2][0] / 2**20, 1)])
+        rows.append([f"{plan}, {options.steps} steps, {options.device}", *numbers, round(first[3] * 1e3, 2), round(last[3] * 1e3, 2)])
         print(f"{'FAILED' if found else 'ok':8}{plan}: {rows[-1][1:]} {'; '.join(found)}", flush=True)
         print(f"        resident, MiB, by tenths: {[round(part[0] / 2**20, 1) for part in parts]}", flush=True)
     if options.json:
         git = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         pairs = ["resident, MiB", "file handles", "threads", "CPU a step, ms"]
         result = {
-            "bench": "soak", "title": f"{options.steps} steps", "date": time.strftime("%Y-%m-%d"), "machine": "",
+            "bench": "soak", "title": "Long runs", "date": time.strftime("%Y-%m-%d"), "machine": "",
             "commit": git.stdout.strip(), "command": f"tests/campaigns/run soak --steps {options.steps} --device {options.device}",
             "what": "The first and the last tenth of a run's steps, under three plans that have every memory technique of one rank between them.",
-            "columns": ["plan", *(f"{name}, {part}" for name in pairs for part in ("first", "last")), "resident, MiB, sixth"], "rows": rows,
+            "columns": ["plan", *(f"{name}, {part}" for name in pairs for part in ("first", "last"))], "rows": rows,
         }
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     print(f"{len(options.only) - wrong} passed, {wrong} failed")
