@@ -63,8 +63,8 @@ pub struct RolloutConfig {
     #[schemars(range(min = 2))]
     pub max_model_len: Option<usize>,
     /// Sample with log-probs that equal the trainer's to the bit, so that updates take them as the old ones and ratios
-    /// on-policy are 1. In f32 on the CPU, where it costs nothing, and in bf16 and f16 on NVIDIA GPUs, where decoding
-    /// gives up kernels for few rows; rejects settings and models that round otherwise in sampling than in training.
+    /// on-policy are 1. Needs f32 on the CPU, at no cost, or bf16 or f16 on an NVIDIA GPU, and then decodes without the
+    /// kernels for few rows; rejects settings and models that round otherwise in sampling than in training.
     pub exact: bool,
     /// Float type of sampling, `bf16` or `f16`; log-probs then differ from the trainer's. `null`: the run's.
     pub precision: Option<Precision>,
@@ -254,7 +254,7 @@ impl RolloutConfig {
         if self.exact && !exact_here {
             return Err(Error::Config(format!(
                 "rollout.exact: true needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU (device: cuda); this run samples in \
-                 {sampled} on {}, where log-probs depend on the batch by their last digits; remove rollout.exact",
+                 {sampled} on {}, and log-probs then depend on the batch in their last digits; remove rollout.exact",
                 backend.name()
             )));
         }

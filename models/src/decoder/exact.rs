@@ -37,7 +37,7 @@ impl Decoder {
         let group = arch.num_heads / arch.num_kv_heads;
         if !is_exact_on(device, arch.precision.dtype(device), [group, arch.head_dim]) {
             return Some(format!(
-                "needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU from Ampere on with heads of 64, 96 or 128 numbers \
+                "needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU from Ampere on with heads of 64, 96 or 128 \
                  and up to 16 query heads for a key head; this model has {} and {group}, in {} on {device:?}",
                 arch.head_dim, arch.precision
             ));
