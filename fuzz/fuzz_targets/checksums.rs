@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| firebrick_fuzz::checksums(data));
+libfuzzer_sys::fuzz_target!(init: firebrick_fuzz::limit_allocations(), |data: &[u8]| firebrick_fuzz::checksums(data));

@@ -1,3 +1,11 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(init: firebrick_fuzz::allow_caught_panics(), |data: &[u8]| firebrick_fuzz::rows_arrow(data));
+use firebrick_fuzz::{allow_caught_panics, limit_allocations, rows_arrow};
+
+libfuzzer_sys::fuzz_target!(
+    init: {
+        limit_allocations();
+        allow_caught_panics();
+    },
+    |data: &[u8]| rows_arrow(data)
+);
