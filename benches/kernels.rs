@@ -18,8 +18,8 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
-    self, Activation, AdamWStep, Operation, PackedWeights, QuantizationMap, QuantizedBlocks, RowsByToken,
-    SampleOptions, Scaling, ScoreGradients, Truncation, fused,
+    self, Activation, AdamWBatch, AdamWSlice, AdamWStep, Operation, PackedWeights, QuantizationMap, QuantizedBlocks,
+    RowsByToken, SampleOptions, Scaling, ScoreGradients, Truncation, fused,
 };
 use std::time::{Duration, Instant};
 
@@ -260,8 +260,11 @@ impl Bench {
             let state = (value.clone(), moments);
             let adamw = case("adamw", 7.0 * bytes);
             self.measure(&mut group, &adamw, state, |(value, moments)| {
-                let new = kernels::adamw(value, 0..rows, &gradient, Some(moments), None, &step);
-                Some((new.value, new.moments))
+                let mut batch = AdamWBatch::default();
+                let slices = vec![AdamWSlice { rows: 0..rows, moments: Some(moments) }];
+                let mut new = kernels::adamw(value, slices, &gradient, None, &step, &mut batch);
+                batch.launch();
+                Some((new.value, new.moments.remove(0)))
             });
         }
         let table: Vec<f32> = (0..256).map(|i| i as f32 / 127.5 - 1.0).collect();

@@ -38,6 +38,7 @@ mod gemm;
 pub(super) mod glu;
 mod graph;
 mod launch;
+pub(super) mod multi_tensor;
 pub(super) mod norm;
 mod packed;
 pub(super) mod paged;

@@ -43,8 +43,9 @@ pub use firebrick_metadata::paged::{BlockTables, KvPool, PagedAttentionShape, Ro
 pub use firebrick_metadata::prefix_groups::{PrefixGroups, PrefixRun, PrefixTree};
 pub use firebrick_metadata::sequence_blocks::{SequenceBlocks, SharedBlocks};
 pub use firebrick_metadata::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, JoinedHeads, QuantizationMap, QuantizedBlocks, RowGradients, RowScores,
-    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Transposed, Truncation,
+    AdamWOutput, AdamWSlice, AdamWStep, AttentionShape, JoinedHeads, QuantizationMap, QuantizedBlocks, RowGradients,
+    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Transposed,
+    Truncation,
 };
 pub use firebrick_metadata::step::{StepInputs, StepRotary, StepShape};
 pub use firebrick_spec::{Activation, Operation};

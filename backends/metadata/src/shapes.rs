@@ -2,6 +2,7 @@
 
 use crate::prefix_groups::PrefixGroups;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Integers on a device, in i32.
@@ -156,13 +157,22 @@ pub struct AdamWStep {
     pub keep: f64,
 }
 
+/// Rows of a parameter that `AdamW` updates, and their moments.
+#[derive(Debug)]
+pub struct AdamWSlice {
+    /// The rows.
+    pub rows: Range<usize>,
+    /// First and second moment, `[rows, columns]` each, in any float type; `None` for zeros.
+    pub moments: Option<[Tensor<2>; 2]>,
+}
+
 /// The result of an `AdamW` update.
 #[derive(Debug)]
 pub struct AdamWOutput {
     /// The whole parameter, `[all rows, columns]`.
     pub value: Tensor<2>,
-    /// First and second moment of the updated rows, `[rows, columns]` each.
-    pub moments: [Tensor<2>; 2],
+    /// First and second moment of each slice, `[rows, columns]` each.
+    pub moments: Vec<[Tensor<2>; 2]>,
     /// The parameter in its storage type, where a tensor for it was given.
     pub stored: Option<Tensor<2>>,
 }

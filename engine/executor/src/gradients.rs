@@ -307,17 +307,17 @@ impl Gradients {
     pub fn sum_of_squares(&mut self, params: Range<usize>) -> Result<f64> {
         self.finish()?;
         let mut sum = 0.0;
-        let mut on_device: Vec<Tensor<1>> = Vec::new();
+        let mut on_device: Vec<Tensor<2>> = Vec::new();
         let shards = self.reduced.iter().flat_map(|r| r.shards(params.clone()));
         for (_, shard) in shards.filter(|(index, _)| self.counts(*index)) {
             match shard {
-                Gradient::Device(g) => on_device.extend(squares(g)),
+                Gradient::Device(g) => on_device.push(g.clone()),
                 Gradient::Host(values) => sum += values.sum_of_squares(),
             }
         }
         for index in params.filter(|&index| self.counts(index)) {
             if let Some((g, _)) = &self.slots[index] {
-                on_device.extend(squares(g));
+                on_device.push(g.clone());
             }
             let slot = self.host[index].lock().unwrap_or_else(PoisonError::into_inner);
             if let Some((values, _)) = slot.as_ref() {
@@ -325,10 +325,10 @@ impl Gradients {
             }
         }
         if !on_device.is_empty() {
-            let sums: Vec<f64> = Tensor::cat(on_device, 0)
-                .try_into_vec_as()
-                .map_err(|e| device_error("reading the gradient norm", &e))?;
-            sum += sums.iter().sum::<f64>();
+            let parts = kernels::sums_of_squares(&on_device)
+                .unwrap_or_else(|| Tensor::cat(on_device.iter().flat_map(squares).collect(), 0));
+            let parts: Vec<f64> = parts.try_into_vec_as().map_err(|e| device_error("reading the gradient norm", &e))?;
+            sum += parts.iter().sum::<f64>();
         }
         Ok(sum)
     }

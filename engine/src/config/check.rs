@@ -83,22 +83,6 @@ impl RunConfig {
         }
     }
 
-    /// Rejects training in other numbers or another order than the sampler's, if they should be equal.
-    fn check_exact(&self) -> Result<()> {
-        let memory = &self.memory;
-        let differs = [
-            (self.base().is_some(), "model.lora.base"),
-            (memory.tensor_model_parallel_size > 1, "memory.tensor_model_parallel_size"),
-            (memory.ulysses_sequence_parallel_size > 1, "memory.ulysses_sequence_parallel_size"),
-        ];
-        match differs.into_iter().find(|(differs, _)| self.rollout.exact && *differs) {
-            Some((_, key)) => {
-                Err(Error::Config(format!("rollout.exact: true is not built for {key}; remove one of the two")))
-            }
-            None => Ok(()),
-        }
-    }
-
     fn check_sampling(&self) -> Result<()> {
         self.rollout.sampling(Vec::new()).check().map_err(|e| Error::Config(format!("rollout: {e}")))
     }
@@ -113,7 +97,7 @@ impl RunConfig {
             );
         }
         let compares = objective.compares_sampler_and_trainer();
-        if compares && self.rollout.exact {
+        if compares && self.rollout.exact == Some(true) {
             return bad(
                 "rollout_is and rollout_rs correct the difference of sampler and trainer, and rollout.exact: true leaves none; \
                  remove one of the two",

@@ -6,6 +6,7 @@
 mod builder;
 mod check;
 mod critic;
+mod exact;
 mod load;
 mod logger;
 mod lora;

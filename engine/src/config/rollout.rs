@@ -4,7 +4,6 @@ use crate::plan::size::Bytes;
 use crate::task::{ToolParser, ToolRole};
 use crate::{Error, Result};
 use firebrick_arch::Arch;
-use firebrick_arch::arch::{Rope, RopeScaling};
 use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
 use firebrick_models::{KvCacheDtype, Quantization};
@@ -64,8 +63,9 @@ pub struct RolloutConfig {
     pub max_model_len: Option<usize>,
     /// Sample with log-probs that equal the trainer's to the bit, so that updates take them as the old ones and ratios
     /// on-policy are 1. Needs f32 on the CPU, at no cost, or bf16 or f16 on an NVIDIA GPU, and then decodes without the
-    /// kernels for few rows; rejects settings and models that round otherwise in sampling than in training.
-    pub exact: bool,
+    /// kernels for few rows; rejects settings and models that round otherwise in sampling than in training. `null`: on
+    /// the CPU in f32, unless such a setting or model, or `rollout_is` or `rollout_rs`, prevents it.
+    pub exact: Option<bool>,
     /// Float type of sampling, `bf16` or `f16`; log-probs then differ from the trainer's. `null`: the run's.
     pub precision: Option<Precision>,
     /// Quantize weights for sampling; log-probs then differ from the trainer's. On the CPU only in f32; not with
@@ -246,18 +246,6 @@ impl RolloutConfig {
                  and always runs eagerly; remove it"
             )));
         }
-        let exact_here = match backend {
-            Backend::Cpu => !sampled.is_half(),
-            Backend::Cuda => sampled.is_half(),
-            _ => false,
-        };
-        if self.exact && !exact_here {
-            return Err(Error::Config(format!(
-                "rollout.exact: true needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU (device: cuda); this run samples in \
-                 {sampled} on {}, and log-probs then depend on the batch in their last digits; remove rollout.exact",
-                backend.name()
-            )));
-        }
         match (self.quantization, backend) {
             (Some(Quantization::Int8), Backend::Cpu) if sampled.is_half() => Err(Error::Config(format!(
                 "rollout.quantization: int8 computes in f32 on the CPU, but completions would be sampled in {sampled}; \
@@ -331,7 +319,6 @@ impl RolloutConfig {
                 self.prompt_length
             ));
         }
-        self.check_exact(run)?;
         self.check_capture_sizes()?;
         if self.kv_cache_memory_bytes.is_some() && self.gpu_memory_utilization.is_some() {
             return Err(
@@ -343,41 +330,10 @@ impl RolloutConfig {
         self.dynamic_sampling.check(self.n)
     }
 
-    /// Rejects settings with which the sampler computes in other numbers than the trainer, if they should be equal.
-    fn check_exact(&self, run: Precision) -> Result<(), String> {
-        let differs = [
-            (self.precision(run) != run, "rollout.precision"),
-            (self.quantization.is_some(), "rollout.quantization"),
-            (self.kv_cache_dtype != KvCacheDtype::Auto, "rollout.kv_cache_dtype"),
-            (self.tensor_model_parallel_size > 1, "rollout.tensor_model_parallel_size"),
-            // which joins matrices on GPUs
-            (self.pack_weights == Some(true) && run.is_half(), "rollout.pack_weights"),
-        ];
-        match differs.into_iter().find(|(differs, _)| self.exact && *differs) {
-            Some((_, key)) => Err(format!(
-                "rollout.exact: true makes sampling round as training does, and {key} changes that; remove one of the two"
-            )),
-            None => Ok(()),
-        }
-    }
-
     /// Rejects settings that an architecture does not support.
     pub(crate) fn check_for(&self, arch: &Arch) -> Result<()> {
         let experts = arch.expert_layers().next().is_some();
         let refuse = |message: &str| Err(Error::Config(message.to_owned()));
-        if self.exact && arch.delta_net.is_some() {
-            return refuse(
-                "rollout.exact is not built for linear attention, which trains in chunks and samples token by token; remove the \
-                 key",
-            );
-        }
-        let grows = |rope: &Rope| matches!(rope.scaling, RopeScaling::Dynamic { .. });
-        if self.exact && arch.ropes.iter().flatten().any(grows) {
-            return refuse(
-                "rollout.exact cannot hold with rope_type: dynamic, whose angles depend on the longest sequence of a batch; remove \
-                 the key",
-            );
-        }
         match (self.router_replay, experts) {
             (true, false) => refuse("rollout.router_replay is true, but the model has no experts; remove the key"),
             (true, true) if arch.windows.iter().all(Option::is_some) => refuse(

@@ -5,7 +5,7 @@ use super::model::ModelConfig;
 use super::rollout::RolloutConfig;
 use super::sft::{SftConfig, WarmupConfig};
 use super::trainer::TrainerConfig;
-use super::update::{OldLogProbs, UpdateConfig};
+use super::update::UpdateConfig;
 use crate::objective::ObjectiveConfig;
 use crate::optim::OptimConfig;
 use crate::plan::{AppliedPreset, DeviceAbilities, MemoryConfig, PRECISION, SHARE};
@@ -85,11 +85,6 @@ impl RunConfig {
         self.own_critic()?.ulysses_sequence_parallel_size
     }
 
-    /// Source of the old log-probs: the sampler where its are the trainer's to the bit.
-    pub fn old_log_probs(&self) -> OldLogProbs {
-        if self.rollout.exact { OldLogProbs::Sampler } else { self.update.old_log_probs }
-    }
-
     /// Format of the policy's quantized base, if it has one.
     pub fn base(&self) -> Option<BaseFormat> {
         self.model.lora.as_ref().and_then(|lora| lora.base)
@@ -99,7 +94,7 @@ impl RunConfig {
     /// are trained, so that gradients later need as much memory, and there is no budget; none are made on a GPU where
     /// sampling multiplies as training does.
     pub fn prepack(&self) -> Prepack {
-        let one_by_one = self.rollout.exact && self.precision.is_half();
+        let one_by_one = self.rollout.exact == Some(true) && self.precision.is_half();
         let rule = || self.model.lora.is_none() && self.memory.budget.is_none() && !one_by_one;
         Prepack { panels: self.rollout.pack_weights.unwrap_or_else(rule), quantization: self.rollout.quantization }
     }

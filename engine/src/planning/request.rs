@@ -21,10 +21,10 @@ pub(super) fn request_within(
 ) -> Result<Request> {
     Ok(Request {
         workload: match sft_of(config, mode)? {
-            Some((_, sft)) if mode == Mode::Sft => sft_workload(config, &sft, arch)?,
+            Some((_, sft)) if mode == Mode::Sft => sft_workload(config, &sft, arch, profile.backend)?,
             supervised => Workload {
                 warm_up: supervised.map(|(_, sft)| warm_up(config, &sft, arch)),
-                ..rl_workload(config, arch)?
+                ..rl_workload(config, arch, profile.backend)?
             },
         },
         memory: config.memory.clone(),

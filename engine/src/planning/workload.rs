@@ -8,13 +8,15 @@ use crate::reward;
 use crate::task::{Rewards, TaskConfig};
 use crate::{Error, Result};
 use firebrick_arch::Arch;
+use firebrick_backends::device::Backend;
 use firebrick_plan::Plan;
 use firebrick_plan::estimate::{CriticWork, Examples, RewardWork, WarmUp, Workload};
 
 /// The workload of a configuration.
-pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
+pub(super) fn rl_workload(config: &RunConfig, arch: &Arch, backend: Backend) -> Result<Workload> {
     let needs = config.objective.build()?.needs();
     config.rollout.check_for(arch)?;
+    config.check_exact_for(arch)?;
     config.model.check_for(arch)?;
     let lora = config.model.lora.as_ref();
     let lora = lora.map(|lora| lora.shape(arch)).transpose()?;
@@ -42,7 +44,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         adapters_off: compares && lora.is_some(),
         lora,
         // values of a shared trunk come out of the same pass
-        old_log_probs: shared || config.old_log_probs() == OldLogProbs::Trainer,
+        old_log_probs: shared || config.old_log_probs(backend, arch) == OldLogProbs::Trainer,
         entropy: needs.entropy,
         scores: needs.scores,
         clips: config.optim.clip_grad.is_some(),
@@ -100,10 +102,10 @@ fn longest_example(sft: &SftConfig, arch: &Arch) -> u64 {
 }
 
 /// Workload of supervised training with a section's settings: steps over examples, and validation.
-pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch) -> Result<Workload> {
+pub(super) fn sft_workload(config: &RunConfig, sft: &SftConfig, arch: &Arch, backend: Backend) -> Result<Workload> {
     let batch = sft.batch_size as u64;
     let samples = config.task.is_some();
-    let rl = rl_workload(config, arch)?;
+    let rl = rl_workload(config, arch, backend)?;
     Ok(Workload {
         prompts: batch,
         group: 1,

@@ -240,8 +240,7 @@ fn policy_learner(
 ) -> Result<Learner> {
     let (config, optim) = (&session.config, session.optimizer().clone());
     let learner = |decoder: Decoder| {
-        let exact = config.rollout.exact && session.mode == Mode::Rl;
-        let decoder = if exact { decoder.with_exact_sums()? } else { decoder };
+        let decoder = if session.is_exact() { decoder.with_exact_sums()? } else { decoder };
         let decoder = rank_share(decoder, &session.world)?;
         let mut learner = Learner::new(decoder, plan.policy().clone(), optim, runtime);
         learner.router_aux_loss_coef = config.model.router_aux_loss_coef;

@@ -125,8 +125,7 @@ impl Scorer {
     /// Returns true if the policy scores the rollouts before its update: for its log-probs, or the values of its value
     /// head.
     pub fn needs_old_log_probs(&self) -> bool {
-        let config = &self.session.config;
-        config.shared_critic().is_some() || config.old_log_probs() == OldLogProbs::Trainer
+        self.session.config.shared_critic().is_some() || self.session.old_log_probs() == OldLogProbs::Trainer
     }
 
     /// Scores rollouts with the policy before its update, in one pass: log-probs, and values if it has a value head.
@@ -145,7 +144,7 @@ impl Scorer {
             rollout.rerouted = compared.map(|(sampler, trainer)| Rerouted::between(sampler, trainer, &per_token));
             // a policy without a value head has none
             rollout.columns.value = (!values.is_empty()).then(|| column(&values));
-            if config.old_log_probs() == OldLogProbs::Trainer {
+            if self.session.old_log_probs() == OldLogProbs::Trainer {
                 rollout.columns.old_logp = Some(column(&logp));
             }
         }

@@ -7,7 +7,7 @@ mod sharding;
 
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource, checksums};
-use crate::config::{Mode, RunConfig, SftConfig, sft_of};
+use crate::config::{Mode, OldLogProbs, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
 use crate::hub::ModelFiles;
 use crate::lr_scheduler::LrSchedule;
@@ -173,6 +173,16 @@ impl Session {
         world.same("the configuration", START_ALIKE, config.to_yaml()?.as_bytes())
     }
 
+    /// Returns true if the sampler's log-probs are the trainer's to the bit.
+    pub fn is_exact(&self) -> bool {
+        self.mode == Mode::Rl && self.config.is_exact(self.info.device.backend(), self.source.checkpoint.arch())
+    }
+
+    /// Source of the old log-probs.
+    pub fn old_log_probs(&self) -> OldLogProbs {
+        self.config.old_log_probs(self.info.device.backend(), self.source.checkpoint.arch())
+    }
+
     /// Returns true if completions get rewards: not in supervised training without validation prompts.
     pub fn judges(&self) -> bool {
         self.mode == Mode::Rl || !self.data.prompts.validation.is_empty()
@@ -324,5 +334,6 @@ fn open_device(config: &mut RunConfig) -> Result<(Device, DeviceInfo)> {
     config.precision.check(&device)?;
     config.rollout.precision(config.precision).check(&device)?;
     config.rollout.check_on(profile.backend, config.precision)?;
+    config.check_exact_on(profile.backend)?;
     Ok((device, info))
 }

@@ -287,7 +287,7 @@ impl Updater {
 fn compares_with_sampler(run: &Recovery) -> bool {
     let lora = run.models.policy.decoder().lora();
     let drops = lora.is_some_and(|lora| lora.dropout > 0.0);
-    run.session.config.old_log_probs() == OldLogProbs::Sampler && !drops
+    run.session.old_log_probs() == OldLogProbs::Sampler && !drops
 }
 
 /// Sequences of one optimizer step of the critic, with their weights.

@@ -1,12 +1,13 @@
 //! `rollout.exact`: the sampler's log-probs are the trainer's to the bit, whatever is computed beside a token.
 
 use super::on_devices;
+use super::quantized_base::adapted;
 use super::rollout::{Asked, DRAWN, TRUNCATED, run_captured};
 use super::training::{TRAINING, metrics, name};
 use crate::support::model::Model;
 use crate::support::{checked, folders};
 use burn::tensor::Device;
-use firebrick_backends::device::is_cpu;
+use firebrick_backends::device::{Backend, is_cpu};
 use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_engine::config::parse;
 use firebrick_engine::plan::MemoryConfig;
@@ -21,6 +22,7 @@ on_devices! {
     sampled_log_probs_are_those_of_training_to_the_bit_for_every_family,
     limits_of_the_engine_and_captured_graphs_change_no_bit,
     a_vocabulary_of_several_tiles_is_scored_as_one_of_whole_rows,
+    wider_heads_and_adapters_are_exact,
     a_run_has_ratios_of_one_and_no_pass_for_old_log_probs,
     what_cannot_be_exact_is_refused_with_the_reason,
 }
@@ -44,6 +46,17 @@ fn config(dir: &Path) -> Map<String, Value> {
 
 /// A random model of a fixture's family with some keys changed, computed exactly; the reason where it is not.
 fn exact_model(dir: &Path, changes: Value, precision: Precision, device: &Device) -> Result<Model, String> {
+    exact_model_with_adapters(dir, changes, None, precision, device)
+}
+
+/// [`exact_model`] with random adapters of a rank.
+fn exact_model_with_adapters(
+    dir: &Path,
+    changes: Value,
+    rank: Option<usize>,
+    precision: Precision,
+    device: &Device,
+) -> Result<Model, String> {
     let mut model = Model::load(dir);
     let arch = match model.decoder.arch().clone() {
         arch if arch.delta_net.is_some() => arch,
@@ -57,6 +70,7 @@ fn exact_model(dir: &Path, changes: Value, precision: Precision, device: &Device
     };
     let arch = arch.in_precision(precision);
     let decoder = Decoder::random(arch, 1, device);
+    let decoder = rank.map_or(decoder.clone(), |rank| adapted(&decoder, rank));
     model.decoder = decoder.with_exact_sums().map_err(|error| error.to_string())?;
     Ok(model)
 }
@@ -65,8 +79,8 @@ fn exact_model(dir: &Path, changes: Value, precision: Precision, device: &Device
 fn precisions(device: &Device) -> Vec<Precision> {
     let exact = Precision::ALL.into_iter().filter(|p| p.is_half() != is_cpu(device));
     // no other GPU has its own products
-    let on_cuda = cfg!(feature = "cuda") && format!("{device:?}").contains("Cuda");
-    exact.filter(|p| (is_cpu(device) && *p == Precision::F32 || on_cuda) && p.check(device).is_ok()).collect()
+    let known = is_cpu(device) || name(device) == Backend::Cuda.name();
+    exact.filter(|p| known && p.check(device).is_ok()).collect()
 }
 
 /// Prompts that end within a tile of keys, in the one behind it, and at its end; the first two begin alike.
@@ -176,15 +190,33 @@ fn a_vocabulary_of_several_tiles_is_scored_as_one_of_whole_rows(device: &Device)
     }
 }
 
+fn wider_heads_and_adapters_are_exact(device: &Device) {
+    for precision in precisions(device).into_iter().take(1) {
+        let dir = crate::support::fixtures().join("models/llama-gqa");
+        // adapters have as many columns as tiles take at a time
+        for (head, rank) in [(96, Some(8)), (128, None)] {
+            let changes = json!({"head_dim": head, "num_hidden_layers": 1});
+            let model = exact_model_with_adapters(&dir, changes, rank, precision, device);
+            let model = model.expect("it is computed exactly");
+            let asked = Asked { temperature: 0.7, new: 3, n: 2, ..DRAWN };
+            let samples =
+                run_captured(&model, &prompts(), asked, &SchedulerConfig::new(64), Prepack::default(), &[]).samples;
+            assert_exact(&model, &prompts(), asked, &samples, &format!("heads of {head}"));
+        }
+    }
+}
+
 fn a_run_has_ratios_of_one_and_no_pass_for_old_log_probs(device: &Device) {
     for precision in precisions(device).into_iter().take(1) {
         let temp = tempfile::tempdir().unwrap();
+        // the default on the CPU
+        let exact = if is_cpu(device) { "null" } else { "true" };
         let overrides = [
             format!("output={}", temp.path().join("run").display()),
             format!("device={}", name(device)),
             format!("precision={precision}"),
             format!("model.arch.head_dim={HEAD}"),
-            "rollout.exact=true".into(),
+            format!("rollout.exact={exact}"),
         ];
         let mut trainer = Trainer::builder(parse(TRAINING, &overrides).unwrap()).build().unwrap();
         trainer.run().unwrap();
@@ -223,4 +255,6 @@ fn what_cannot_be_exact_is_refused_with_the_reason(device: &Device) {
     assert!(why.contains("a multiple of 2 outputs and 8 inputs") && why.contains("down_proj"), "{why}");
     let why = with("vocab_size", json!(77));
     assert!(why.contains("[77, "), "{why}");
+    let Err(why) = exact_model_with_adapters(&dir, json!({}), Some(4), half, device) else { panic!("a rank of 4") };
+    assert!(why.contains("a multiple of 2 outputs and 8 inputs") && why.contains("lora_B"), "{why}");
 }

@@ -52,7 +52,7 @@ fn gradients_of_adapters_are_those_of_the_cpu(device: &Device) {
     let (mut here, golden) = linear(device);
     let mut on_cpu = Model::load(&here.dir);
     for model in [&mut here, &mut on_cpu] {
-        model.decoder = adapted(&model.decoder);
+        model.decoder = adapted(&model.decoder, 3);
     }
     let rows = nll_rows(&golden);
     let whole = [rows.iter().collect::<Vec<_>>()];

@@ -205,10 +205,10 @@ fn models(device: &Device) -> Vec<PathBuf> {
 }
 
 /// Adapters of all matrices, whose B is not zero.
-pub(super) fn adapted(base: &Decoder) -> Decoder {
+pub(super) fn adapted(base: &Decoder, rank: usize) -> Decoder {
     let mut targets = TargetModule::all();
     targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
-    let lora = LoraConfig { rank: 3, alpha: 6.0, target_modules: targets, ..LoraConfig::default() };
+    let lora = LoraConfig { rank, alpha: 6.0, target_modules: targets, ..LoraConfig::default() };
     let mut random = Stream::new(13, 1);
     let adapted = base.with_adapters(lora, |_, spec| {
         let values: Vec<f32> = (0..spec.numel()).map(|_| 0.1 * random.normal()).collect();
@@ -222,8 +222,8 @@ pub(super) fn adapted(base: &Decoder) -> Decoder {
 fn pair(dir: &std::path::Path, format: BaseFormat, device: &Device) -> [Model; 2] {
     let [(mut few, _), (mut wide, _)] = [model(dir, device), model(dir, device)];
     let base = few.decoder.with_quantized_base(format).expect("a base");
-    few.decoder = adapted(&base);
-    wide.decoder = adapted(&base.with_widened_base());
+    few.decoder = adapted(&base, 3);
+    wide.decoder = adapted(&base.with_widened_base(), 3);
     assert!(few.decoder.num_params() == wide.decoder.num_params());
     [few, wide]
 }

@@ -1,11 +1,15 @@
 //! The optimizer's update, 8-bit moments, and the gradient of the embedding.
 
 use super::{assert_near, cases, fused, numbers, on_gpus, precisions, stored, values};
+use crate::devices::backend;
 use burn::tensor::{DType, Device, Tensor};
-use firebrick_backends::kernels::{self, AdamWStep, QuantizationMap, RowsByToken};
+use firebrick_backends::device::Backend;
+use firebrick_backends::kernels::{self, AdamWBatch, AdamWSlice, AdamWStep, QuantizationMap, RowsByToken};
 
 on_gpus!(
     an_update_is_its_formula_and_touches_no_other_row,
+    updates_of_many_parameters_in_a_batch_are_those_of_each,
+    sums_of_squares_are_those_of_the_numbers,
     blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries,
     rows_are_added_to_their_tokens,
 );
@@ -40,7 +44,10 @@ fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Dev
         let held = [value.clone(), low.clone()];
         let seen = || held.clone().map(|t| values(t.cast(DType::F32)));
         let before = seen();
-        let new = kernels::adamw(value, part.clone(), &g, moments_in, Some(low), &STEP);
+        let mut batch = AdamWBatch::default();
+        let slices = vec![AdamWSlice { rows: part.clone(), moments: moments_in }];
+        let mut new = kernels::adamw(value, slices, &g, Some(low), &STEP, &mut batch);
+        batch.launch();
         assert_eq!(seen(), before, "held by somebody else");
         value = new.value;
         stored = new.stored;
@@ -49,7 +56,7 @@ fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Dev
             ps[n + i] = p;
             *state = [m, v];
         }
-        moments = Some(new.moments);
+        moments = new.moments.pop();
     }
     let what = format!("update of {shape:?} with moments in {dtype:?}");
     // the rows that are updated, once more as they are stored
@@ -71,6 +78,64 @@ fn an_update_is_its_formula_and_touches_no_other_row(device: &Device) {
         cases((2_usize..30, 1_usize..90), |(rows, n)| {
             hold_update([rows, n], dtype, tolerance, device);
         });
+    }
+}
+
+/// More matrices than a launch takes, of one number to three blocks of threads.
+fn shapes(count: usize) -> impl Iterator<Item = [usize; 2]> {
+    (0..count).map(|i| [1 + i * 7 % 13, 1 + i * i * 37 % 900])
+}
+
+fn updates_of_many_parameters_in_a_batch_are_those_of_each(device: &Device) {
+    let halves = precisions(device).into_iter().map(|(dtype, _)| dtype).filter(|dtype| *dtype != DType::F32);
+    let kinds: Vec<Option<DType>> = halves.map(Some).chain([None]).collect();
+    let run = |together: bool| {
+        let mut batch = AdamWBatch::default();
+        let mut results = Vec::new();
+        for (i, shape @ [rows, n]) in shapes(37).enumerate() {
+            let [(value, _), (gradient, _)] =
+                [31, 32].map(|seed| stored(numbers(rows * n, seed + i as u32, 1.0), shape, DType::F32, device));
+            let low = kinds[i % kinds.len()].map(|dtype| Tensor::zeros(shape, (device, dtype)));
+            // a parameter of one row has one slice; the second of others has moments
+            let cut = rows.div_ceil(2);
+            let moments = [33, 34].map(|seed| {
+                let raw = numbers((rows - cut) * n, seed, 1.0).into_iter().map(f64::abs).collect();
+                stored(raw, [rows - cut, n], DType::F32, device).0
+            });
+            let second = (cut < rows).then_some(AdamWSlice { rows: cut..rows, moments: Some(moments) });
+            let slices = [AdamWSlice { rows: 0..cut, moments: None }].into_iter().chain(second).collect();
+            let step = AdamWStep { rate: 0.01 * (1 + i) as f64, ..STEP };
+            results.push(kernels::adamw(value, slices, &gradient, low, &step, &mut batch));
+            if !together {
+                batch.launch();
+            }
+        }
+        batch.launch();
+        let numbers = |result: kernels::AdamWOutput| {
+            let low = result.stored.map(|low| low.cast(DType::F32));
+            let tensors = [result.value].into_iter().chain(low).chain(result.moments.into_iter().flatten());
+            tensors.map(values).collect::<Vec<_>>()
+        };
+        results.into_iter().map(numbers).collect::<Vec<_>>()
+    };
+    assert_eq!(run(true), run(false));
+}
+
+fn sums_of_squares_are_those_of_the_numbers(device: &Device) {
+    let dtypes: Vec<DType> = precisions(device).into_iter().map(|(dtype, _)| dtype).chain([DType::F32]).collect();
+    let (mut matrices, mut expected) = (Vec::new(), 0.0);
+    for (i, shape @ [rows, n]) in shapes(150).enumerate() {
+        let dtype = dtypes[i % dtypes.len()];
+        let (matrix, numbers) = stored(numbers(rows * n, 41 + i as u32, 1.0), shape, dtype, device);
+        expected += numbers.iter().map(|x| x * x).sum::<f64>();
+        matrices.push(matrix);
+    }
+    let sums = kernels::sums_of_squares(&matrices).map(values);
+    assert_eq!(sums.is_some(), backend(device) == Backend::Cuda);
+    if let Some(sums) = sums {
+        let sum = sums.iter().sum::<f64>();
+        assert!((sum - expected).abs() < 1e-5 * expected, "{sum} instead of {expected}");
+        assert!(kernels::sums_of_squares(&[]).is_none());
     }
 }
 

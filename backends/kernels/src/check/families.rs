@@ -8,9 +8,9 @@ use crate::operations::{
 };
 use crate::shapes::int_tensor;
 use crate::{
-    AdamWStep, AttentionShape, BlockTables, DeltaHeads, KvPool, PackedWeights, PagedAttentionShape, PrefixGroups,
-    PrefixTree, QuantizationMap, RotaryAngles, RowsByToken, SampleOptions, Scaling, ScoreGradients, SequenceBlocks,
-    SequenceRows, SharedBlocks, SlotMapping, Truncation,
+    AdamWBatch, AdamWSlice, AdamWStep, AttentionShape, BlockTables, DeltaHeads, KvPool, PackedWeights,
+    PagedAttentionShape, PrefixGroups, PrefixTree, QuantizationMap, RotaryAngles, RowsByToken, SampleOptions, Scaling,
+    ScoreGradients, SequenceBlocks, SequenceRows, SharedBlocks, SlotMapping, Truncation,
 };
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -177,8 +177,11 @@ fn updated(x: &Inputs<'_>) -> Vec<Tensor<2>> {
         let change = m.clone() * step.rate / (v.clone().sqrt() / step.second_root + step.eps);
         return vec![value * step.keep - change, m, v];
     }
-    let output = adamw(value, 0..ROWS, &gradient, None, None, &step);
-    let [m, v] = output.moments;
+    let mut batch = AdamWBatch::default();
+    let all = AdamWSlice { rows: 0..ROWS, moments: None };
+    let mut output = adamw(value, vec![all], &gradient, None, &step, &mut batch);
+    batch.launch();
+    let [m, v] = output.moments.remove(0);
     vec![output.value, m, v]
 }
 

@@ -67,7 +67,11 @@ pub(crate) fn linear_parts(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
 /// See [`crate::matmul`]: on NVIDIA's tensor cores; elsewhere Burn's.
 pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
     let (left, right) = operands([a, b], transposed);
-    gemm::product(&left, &right).map_or_else(|| plain_matmul(a.clone(), b.clone(), transposed), Cube::tensor)
+    let by_library = || {
+        assert_inexact(&left, &right);
+        plain_matmul(a.clone(), b.clone(), transposed)
+    };
+    gemm::product(&left, &right).map_or_else(by_library, Cube::tensor)
 }
 
 /// Returns true if [`add_matmul`] has a kernel for these matrices.
@@ -315,11 +319,16 @@ pub(super) fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     if let Some(out) = many.flatten() {
         return out;
     }
-    assert!(!is_exact(), "an exact forward pass multiplies {:?} by {:?}, which tiles do not take", x.meta, w.meta);
+    assert_inexact(x, w);
     // CubeK's kernels read rows with padding between them as they are
     let contiguous = x.is_contiguous() && w.is_contiguous();
     let few = contiguous.then(|| skinny_gemm::product(x, w)).flatten();
     few.unwrap_or_else(|| multiply(x, &swapped(w.clone())))
+}
+
+/// Ends an exact forward pass with matrices that only a library's matmul takes: its order of sums depends on the rows.
+fn assert_inexact(x: &CubeTensor, w: &CubeTensor) {
+    assert!(!is_exact(), "an exact forward pass multiplies {:?} by {:?}, which tiles do not take", x.meta, w.meta);
 }
 
 /// A matrix the other way round, in the same memory.

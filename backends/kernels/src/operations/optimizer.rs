@@ -2,29 +2,28 @@
 
 use super::{by_device, no_kernel, operations};
 use crate::formulas::block8;
-use crate::shapes::{AdamWOutput, AdamWStep, QuantizationMap, QuantizedBlocks, RowsByToken, int_tensor};
+use crate::shapes::{AdamWOutput, AdamWSlice, AdamWStep, QuantizationMap, QuantizedBlocks, RowsByToken, int_tensor};
 use burn::tensor::{DType, IndexingUpdateOp, Tensor};
 use firebrick_device::precision::widened;
-use std::ops::Range;
 
 operations! {
-    /// One `AdamW` update of `rows` of a parameter, in place where it is not shared, in one pass over parameter,
-    /// gradient and moments.
+    /// One `AdamW` update of slices of a parameter, in place where it is not shared, in one pass over parameter, gradient
+    /// and moments. On NVIDIA GPUs the results hold once `batch` is [launched](AdamWBatch::launch), with those of other
+    /// parameters; elsewhere at once.
     ///
-    /// `gradient` is that of the whole parameter. `moments` are those of the rows, in any float type, and come back in
-    /// that type; `None` stands for zeros, and gives moments in f32. Where the parameter is the f32 master of a
-    /// half-precision one, `stored`, its rows are written in the same pass. Parameter and gradient are `[all rows,
-    /// columns]`; moments are those of `rows`, `[rows, columns]` each, and `stored` has the parameter's shape.
+    /// `gradient` is that of the whole parameter. Moments come back in their type, and as f32 for zeros. Where the
+    /// parameter is the f32 master of a half-precision one, the rows of `stored` are written in the same pass. Parameter,
+    /// gradient and `stored` are `[all rows, columns]`.
     ///
     /// # Panics
     /// If [`has_adamw`] is false.
     pub fn adamw(
         value: Tensor<2>,
-        rows: Range<usize>,
+        slices: Vec<AdamWSlice>,
         gradient: &Tensor<2>,
-        moments: Option<[Tensor<2>; 2]>,
         stored: Option<Tensor<2>>,
         step: &AdamWStep,
+        batch: &mut AdamWBatch,
     ) -> AdamWOutput {
         cube: adamw if cube::adamw::takes(&value);
         else { no_kernel("adamw") }
@@ -65,6 +64,28 @@ operations! {
             sum.select_assign(0, ids, rows.clone(), IndexingUpdateOp::Add)
         }
     }
+}
+
+/// Updates by [`adamw`] that wait for a launch with others.
+#[derive(Debug, Default)]
+pub struct AdamWBatch {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    pub(crate) waiting: Vec<crate::cube::adamw::Update>,
+}
+
+impl AdamWBatch {
+    /// Launches the updates that wait. What [`adamw`] gave for them holds from here on.
+    pub fn launch(&mut self) {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::cube::adamw::launch(std::mem::take(&mut self.waiting));
+    }
+}
+
+/// Sums of squares of parts of matrices, whose total is theirs, `[parts]` in f32. `None` if no kernel takes the matrices:
+/// one does on NVIDIA GPUs.
+pub fn sums_of_squares(matrices: &[Tensor<2>]) -> Option<Tensor<1>> {
+    let device = matrices.first()?.device();
+    by_device!(&device, cpu => None, cube => crate::cube::multi_tensor::sums_of_squares(matrices))
 }
 
 /// Returns true if there is a kernel for [`adamw`] of this parameter. The parameter is `[rows, columns]`.

@@ -8,6 +8,7 @@ use crate::{Boundary, BoundaryKind, Gradient, GradientHook, Gradients, Runtime, 
 use burn::tensor::{DType, Device};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Home};
+use firebrick_backends::kernels::AdamWBatch;
 use firebrick_backends::transfer::{HostTensor, Pending, check_computed};
 use firebrick_core::{Error, Result};
 use firebrick_models::Decoder;
@@ -321,6 +322,7 @@ impl AdamW {
     ) -> Result<()> {
         let device = decoder.device().clone();
         let Self { config, states, steps, accounts, value_rate, .. } = self;
+        let mut batch = AdamWBatch::default();
         decoder.update_unit(unit, |index, spec, value| {
             let Some(gradient) = gradient(index)? else {
                 return Ok(value);
@@ -332,8 +334,10 @@ impl AdamW {
                 device: &device,
                 accounts,
             };
-            states[index].update(update, value, gradient)
-        })
+            states[index].update(update, value, gradient, &mut batch)
+        })?;
+        batch.launch();
+        Ok(())
     }
 
     /// An optimizer step that happens during the backward pass, unit by unit. The step is counted at once.

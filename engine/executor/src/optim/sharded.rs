@@ -6,6 +6,7 @@ use super::state::Update;
 use crate::{Gradient, Runtime, Shards, from_device_to_device, local_part};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Home;
+use firebrick_backends::kernels::AdamWBatch;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_core::Result;
 use firebrick_models::Decoder;
@@ -95,7 +96,10 @@ impl AdamW {
             Home::Host => Param::Host(value.download()?),
             Home::Device => value,
         };
-        states[index].update(update, value, gradient)
+        let mut batch = AdamWBatch::default();
+        let new = states[index].update(update, value, gradient, &mut batch)?;
+        batch.launch();
+        Ok(new)
     }
 }
 

@@ -8,10 +8,11 @@ use super::host::{self, HostMoments};
 use super::moments::DeviceMoment;
 use crate::Gradient;
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_backends::kernels::{self, AdamWBatch, AdamWSlice};
 use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::{HostTensor, HostValues};
-use firebrick_backends::{PrecisionExt, kernels};
 use firebrick_core::Result;
 use firebrick_models::decoder::Param;
 use firebrick_plan::MomentKind;
@@ -80,9 +81,17 @@ impl ParamState {
     }
 
     /// One step. The parameter comes back in the home it came from.
-    pub fn update(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
+    ///
+    /// On the device it may hold only once `batch` is launched.
+    pub fn update(
+        &mut self,
+        update: Update<'_>,
+        value: Param,
+        gradient: Gradient,
+        batch: &mut AdamWBatch,
+    ) -> Result<Param> {
         match self.home {
-            Home::Device => self.on_device(update, value, gradient),
+            Home::Device => self.on_device(update, value, gradient, batch),
             Home::Host => self.on_host(update, value, gradient),
         }
     }
@@ -165,7 +174,13 @@ impl ParamState {
         })
     }
 
-    fn on_device(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
+    fn on_device(
+        &mut self,
+        update: Update<'_>,
+        value: Param,
+        gradient: Gradient,
+        batch: &mut AdamWBatch,
+    ) -> Result<Param> {
         let Update { device, accounts, .. } = update;
         self.wake(device, accounts);
         let (home, precision) = (value.home(), value.precision());
@@ -182,8 +197,12 @@ impl ParamState {
             _ => Vec::new(),
         };
         let half = precision.is_half().then_some(stored);
-        let stepped = self.stepped(update, value, &gradient, before, half);
+        let stepped = self.stepped(update, value, &gradient, before, half, batch);
         value = stepped.value;
+        if self.idle == Home::Host || home == Home::Host {
+            // copies follow
+            batch.launch();
+        }
         self.keep(stepped.moments, accounts);
         if self.idle == Home::Host {
             self.park(accounts)?;
@@ -210,24 +229,35 @@ impl ParamState {
         gradient: &Tensor<2>,
         before: Vec<[DeviceMoment; 2]>,
         half: Option<DType>,
+        batch: &mut AdamWBatch,
     ) -> Stepped {
         let Update { config, at, clip, device, .. } = update;
         let dtype = value.dtype();
         let mut before = before.into_iter();
-        let mut after = Vec::new();
         let slices = self.slices();
         if kernels::has_adamw(&value) {
             // in one pass and in place: slices bound nothing but what moments in fewer bits take
-            let step = config.step(at, clip);
-            let mut stored = half.map(|dtype| Tensor::empty(self.shape, (device, dtype)));
-            for rows in slices {
-                let moments = before.next().map(|pair| pair.map(|m| m.take(device)));
-                let new = kernels::adamw(value, rows, gradient, moments, stored, &step);
+            let stored = half.map(|dtype| Tensor::empty(self.shape, (device, dtype)));
+            let keeps = self.kind == MomentKind::F32;
+            let (mut moments, mut stored, mut value) = (Vec::new(), stored, value);
+            // moments in fewer bits are widened for a slice at a time
+            let together = if keeps { slices.len() } else { 1 };
+            for slices in slices.chunks(together.max(1)) {
+                let slice = |rows: &Range<usize>| AdamWSlice {
+                    rows: rows.clone(),
+                    moments: before.next().map(|pair| pair.map(|moment| moment.take(device))),
+                };
+                let slices = slices.iter().map(slice).collect();
+                let new = kernels::adamw(value, slices, gradient, stored, &config.step(at, clip), batch);
                 (value, stored) = (new.value, new.stored);
-                after.push(self.store(new.moments));
+                if !keeps {
+                    batch.launch();
+                }
+                moments.extend(new.moments.into_iter().map(|pair| self.store(pair)));
             }
-            return Stepped { value, stored, moments: after };
+            return Stepped { value, stored, moments };
         }
+        let mut after = Vec::new();
         for rows in &slices {
             let cut = |t: &Tensor<2>| match slices.len() {
                 1 => t.clone(),

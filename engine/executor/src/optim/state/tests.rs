@@ -44,7 +44,7 @@ fn updated([home, idle]: [Home; 2], kind: MomentKind, half: bool, reserved: bool
             accounts: &accounts,
         };
         let gradient = Gradient::Device(matrix(&device, 0.11 * step as f32));
-        value = state.update(update, value, gradient).expect("an update on the CPU");
+        value = state.update(update, value, gradient, &mut AdamWBatch::default()).expect("an update on the CPU");
     }
     let moments = state.moments().expect("readable").expect("two updates");
     let value = match value {

@@ -71,6 +71,16 @@ struct KeyTiles {
 	}
 };
 
+/* Stages a tile's rows of a key head by `copy`, as `stage` does. */
+template <class Copy> DEVICE void stage_tile(u32 to, const KeyTiles &tile, u32 kv_heads, u32 kv_head, Copy copy)
+{
+	auto rows = [&](u32 i) {
+		const u32 row = tile.find(i);
+		return row == NO_ROW ? NO_ROW : row * kv_heads + kv_head;
+	};
+	stage<OTHERS>(to, rows, copy);
+}
+
 /* The queries that see a block of keys, in tiles of the rows of a span. */
 struct QueryTiles {
 	/* The tile's first row, the row after the span's last that matters, and the difference of positions and rows. */

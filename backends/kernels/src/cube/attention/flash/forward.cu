@@ -13,11 +13,7 @@ flash_forward(Element const* __restrict__ q, Element const* __restrict__ k, Elem
 
 	KeyTiles next(spans, block, window);
 	auto copy = [&](u32 buffer) {
-		auto rows = [&](u32 i) {
-			const u32 row = next.find(i);
-			return row == NO_ROW ? NO_ROW : row * kv_heads + kv_head;
-		};
-		stage<OTHERS>(keys_at + buffer * 2 * TILE_BYTES, rows, [&](u32 to, u64 at, bool wanted) {
+		stage_tile(keys_at + buffer * 2 * TILE_BYTES, next, kv_heads, kv_head, [&](u32 to, u64 at, bool wanted) {
 			copy_async(to, &k[at], wanted);
 			copy_async(to + TILE_BYTES, &v[at], wanted);
 		});
