@@ -1,5 +1,5 @@
-//! What the host does for a decoding step, and for a micro-batch of training: kernels launched, by name, and the time
-//! of a step.
+//! What the host does for a decoding step, a micro-batch of training and an optimizer step: kernels launched, by name,
+//! and the time.
 //!
 //! `cargo bench --bench launches -- --device cuda [--rows N] [--model CONFIG.json] [--json FILE]`; `--small` for a
 //! processor or a software driver. The time is the host's own where the device is faster than it, or computes nothing (`tests/cuda` with
@@ -26,6 +26,7 @@ use firebrick::engine::batch::Batch;
 use firebrick::engine::executor::{Executor, Gradients, Runtime};
 use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
+use firebrick::engine::optim::{AdamW, OptimConfig};
 use firebrick::engine::plan::MemoryConfig;
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder, Prepack};
@@ -100,22 +101,20 @@ fn main() {
             "kernels_per_layer": per_layer, "seconds": step.seconds
         }));
     }
-    let micro = micro_batch(decoder, &device);
-    println!(
-        "{:<40} {:>8} kernels, {:>5.1} a layer, {:>9.3} ms",
-        "a micro-batch, forward and backward",
-        micro.kernels,
-        micro.kernels / layers as f64,
-        micro.seconds * 1e3
-    );
-    print_names(&micro);
-    figure("micro-batch", &micro);
-    options.write(&json!({
-        "case": "micro-batch", "kernels": micro.kernels, "layers": layers, "seconds": micro.seconds
-    }));
+    for (case, part) in ["micro-batch", "optimizer step"].into_iter().zip(&update(decoder, &device)) {
+        println!(
+            "{case:<40} {:>8} kernels, {:>5.1} a layer, {:>9.3} ms",
+            part.kernels,
+            part.kernels / layers as f64,
+            part.seconds * 1e3
+        );
+        print_names(part);
+        figure(case, part);
+        options.write(&json!({"case": case, "kernels": part.kernels, "layers": layers, "seconds": part.seconds}));
+    }
     Figures {
         bench: "launches",
-        title: "Kernels of a decoding step",
+        title: "Kernels of a step",
         command: "cargo bench --bench launches -- --device cuda",
         what: "The 0.5B shape in bf16 with 64 sequences on the CUDA emulator, which skips kernels: time is the host's. \
                Four layers and 8 sequences on wgpu.",
@@ -156,11 +155,17 @@ fn print_names(step: &Step) {
     }
 }
 
-/// A decoding step, or a micro-batch.
+/// A decoding step, a micro-batch, or an optimizer step.
 struct Step {
     kernels: f64,
     by_name: Vec<(String, f64)>,
     seconds: f64,
+}
+
+impl Step {
+    fn faster(self, other: Self) -> Self {
+        if self.seconds <= other.seconds { self } else { other }
+    }
 }
 
 fn step(decoder: &Decoder, rows: usize, case: &Case) -> Step {
@@ -212,31 +217,44 @@ fn difference(all: &LaunchCounts, first: &LaunchCounts, steps: f64) -> Vec<(Stri
     by_name
 }
 
-/// Kernels and seconds of the gradients of a few sequences, all activations kept.
-fn micro_batch(mut decoder: Decoder, device: &Device) -> Step {
+/// Kernels and seconds of the gradients of a few sequences, all activations kept, and of the optimizer step with them.
+fn update(mut decoder: Decoder, device: &Device) -> [Step; 2] {
     let vocab = decoder.arch().vocab_size;
     let sequences = workload::sequences([TRAINED; 4], vocab);
     let memory = MemoryConfig { train_tokens: 4 * TRAINED, ..MemoryConfig::default() };
     let plan = memory.plan(decoder.arch()).expect("a plan");
     let batch = Batch::pack(&sequences, train_cut(&plan, &decoder)).expect("micro-batches");
     let runtime = Runtime::new(device);
+    let mut optimizer = AdamW::new(OptimConfig::default(), &decoder);
     let mut run = || {
-        let started = Instant::now();
-        let ((), counts) = count(|| {
-            let mut gradients = Gradients::planned(decoder.specs().count(), &plan, &runtime);
+        let mut gradients = Gradients::planned(decoder.specs().count(), &plan, &runtime);
+        let micro = measured(device, || {
             Executor::new(&plan, &runtime, 1.0)
                 .backward(&mut decoder, &batch.micros(), &Nll, &mut gradients, None)
                 .expect("a backward pass");
-            device.sync().expect("a device that works");
         });
-        Step {
-            kernels: total(&counts) as f64,
-            by_name: difference(&counts, &LaunchCounts::default(), 1.0),
-            seconds: started.elapsed().as_secs_f64(),
-        }
+        let step = measured(device, || {
+            optimizer.step(&mut decoder, gradients, 1e-4, &runtime).expect("an optimizer step");
+        });
+        [micro, step]
     };
     // kernels are compiled
     run();
     let runs = (0..REPEATS).map(|_| run());
-    runs.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("runs")
+    let fastest = |[a, b]: [Step; 2], [c, d]: [Step; 2]| [a.faster(c), b.faster(d)];
+    runs.reduce(fastest).expect("runs")
+}
+
+/// Kernels and seconds of some work.
+fn measured(device: &Device, work: impl FnOnce()) -> Step {
+    let started = Instant::now();
+    let ((), counts) = count(|| {
+        work();
+        device.sync().expect("a device that works");
+    });
+    Step {
+        kernels: total(&counts) as f64,
+        by_name: difference(&counts, &LaunchCounts::default(), 1.0),
+        seconds: started.elapsed().as_secs_f64(),
+    }
 }

@@ -32,7 +32,7 @@
  * host, and of this file.
  *
  * STAND_IN_CAPABILITY=80 has an Ampere's compute capability, 8.0, in place of Hopper's 9.0; STAND_IN_MULTIPROCESSORS=1 has one in place of
- * 132.
+ * 132; STAND_IN_GIB=64 has 64 GiB of memory in place of 8.
  *
  * STAND_IN_DEVICES=N has N cards in place of one, with the memory of one. nccl.cpp beside this file connects them.
  *
@@ -70,7 +70,13 @@ enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NO_SUCH_DEVI
 /* What work gives that waits for other threads' streams: it is asked again later. */
 static const int AGAIN = -1;
 
-static const size_t MEMORY = (size_t)8 << 30;
+static int asked(const char *variable, int otherwise)
+{
+	const char *value = getenv(variable);
+	return value ? atoi(value) : otherwise;
+}
+
+static const size_t MEMORY = (size_t)asked("STAND_IN_GIB", 8) << 30;
 #define ANY(number) ((handle)(uintptr_t)(number))
 
 /* The kernel that runs. */
@@ -286,12 +292,6 @@ int cuDeviceGetUuid_v2(char *uuid, int device) { return memset(uuid, 7 + device,
 int cuDeviceGetPCIBusId(char *id, int size, int device) { return snprintf(id, size, "0000:%02x:00.0", 1 + device), OK; }
 int cuDeviceGetLuid(char *luid, unsigned *mask, int device) { return UNSUPPORTED; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = MEMORY, OK; }
-
-static int asked(const char *variable, int otherwise)
-{
-	const char *value = getenv(variable);
-	return value ? atoi(value) : otherwise;
-}
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {

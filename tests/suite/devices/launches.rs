@@ -14,9 +14,11 @@ use firebrick_backends::memory::{read, read_pools};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_backends::{MAX_GRAPHS, Precision};
 use firebrick_engine::batch::Batch;
+use firebrick_engine::executor::{Executor, Gradients, Runtime};
 use firebrick_engine::learner::train_cut;
 use firebrick_engine::objective::sft::Nll;
-use firebrick_engine::plan::{Layout, ModelPlan};
+use firebrick_engine::optim::{AdamW, OptimConfig};
+use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan};
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::arch::Mixer;
 use firebrick_models::{Arch, Decoder, KvCacheDtype, Prepack, Quantization};
@@ -42,6 +44,7 @@ on_gpus! {
     gated_delta_net_decodes_and_trains_through_its_kernels,
     a_shared_prompt_launches_the_kernels_of_a_repeated_one,
     an_uploaded_matrix_has_no_padding_between_its_rows,
+    an_optimizer_step_updates_the_parameters_of_a_unit_in_one_launch,
 }
 
 fn before_a_launch_what_it_reads_and_what_it_writes_is_in_use(device: &Device) {
@@ -293,6 +296,40 @@ fn gated_delta_net_decodes_and_trains_through_its_kernels(device: &Device) {
         arch.num_layers,
         total(&trained)
     ));
+}
+
+/// Without copies: rows of the matrices would have padding between them if Burn made them.
+fn an_optimizer_step_updates_the_parameters_of_a_unit_in_one_launch(device: &Device) {
+    if backend(device) != Backend::Cuda {
+        return;
+    }
+    let Value::Object(config) = json!({
+        "model_type": "qwen2", "vocab_size": 97, "hidden_size": 72, "intermediate_size": 104, "num_hidden_layers": 6,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": true
+    }) else {
+        unreachable!("an object")
+    };
+    let mut arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
+    arch.precision = Precision::Bf16;
+    let mut decoder = Decoder::random(arch, 1, device);
+    let plan = MemoryConfig::default().plan(decoder.arch()).expect("a plan");
+    let sequences = [Sequence::completion(&[5, 7, 9], &[11, 13, 15, 17])];
+    let batch = Batch::pack(&sequences, train_cut(&plan, &decoder)).expect("micro-batches");
+    let runtime = Runtime::new(device);
+    let mut optimizer = AdamW::new(OptimConfig::default(), &decoder);
+    // the first step makes moments
+    let steps = [(); 2].map(|()| {
+        let mut gradients = Gradients::planned(decoder.specs().count(), &plan, &runtime);
+        let mut executor = Executor::new(&plan, &runtime, 1.0);
+        executor.backward(&mut decoder, &batch.micros(), &Nll, &mut gradients, None).expect("a backward pass");
+        count(|| optimizer.step(&mut decoder, gradients, 1e-3, &runtime).expect("an optimizer step")).1
+    });
+    let launches = |name: &str| steps[1].get(name).copied().unwrap_or(0);
+    let units = decoder.units().iter().filter(|unit| !unit.range.is_empty()).count() as u64;
+    assert_eq!(launches("multi_tensor_adamw"), units, "{:?}", steps[1]);
+    // 64 of 74 gradients, and the others
+    assert_eq!((decoder.specs().count(), launches("multi_tensor_squares")), (74, 2), "{:?}", steps[1]);
+    assert_eq!(total(&steps[1]), units + 2, "{:?}", steps[1]);
 }
 
 fn a_shared_prompt_launches_the_kernels_of_a_repeated_one(device: &Device) {

@@ -140,7 +140,7 @@ fn a_plan_counts_codes_and_scales() {
         let output = bench.firebrick("plan", &[&["--json"], settings].concat());
         let plan: Value = serde_json::from_str(&succeeded(&output)).unwrap();
         let phases = plan["phases"].as_array().unwrap();
-        let own = phases.iter().find(|p| p["name"] == "score").unwrap();
+        let own = phases.iter().find(|p| p["name"] == "backward").unwrap();
         own["categories"]["parameters"].as_u64().unwrap()
     };
     let (_, path) = base(&bench);

@@ -237,12 +237,14 @@ impl ParamState {
         let slices = self.slices();
         if kernels::has_adamw(&value) {
             // in one pass and in place: slices bound nothing but what moments in fewer bits take
-            let stored = half.map(|dtype| Tensor::empty(self.shape, (device, dtype)));
-            let keeps = self.kind == MomentKind::F32;
-            let (mut moments, mut stored, mut value) = (Vec::new(), stored, value);
+            // Burn pads rows of an empty matrix on CUDA, and the kernel would copy them
+            let [rows, columns] = self.shape;
+            let flat = |dtype| Tensor::<1>::empty([rows * columns], (device, dtype));
+            let mut stored = half.map(|dtype| flat(dtype).reshape(self.shape));
+            let mut moments = Vec::with_capacity(slices.len());
             // moments in fewer bits are widened for a slice at a time
-            let together = if keeps { slices.len() } else { 1 };
-            for slices in slices.chunks(together.max(1)) {
+            let keeps = self.kind == MomentKind::F32;
+            for slices in slices.chunks(if keeps { slices.len().max(1) } else { 1 }) {
                 let slice = |rows: &Range<usize>| AdamWSlice {
                     rows: rows.clone(),
                     moments: before.next().map(|pair| pair.map(|moment| moment.take(device))),
