@@ -304,7 +304,7 @@ fn an_optimizer_step_updates_the_parameters_of_a_unit_in_one_launch(device: &Dev
         return;
     }
     let Value::Object(config) = json!({
-        "model_type": "qwen2", "vocab_size": 97, "hidden_size": 72, "intermediate_size": 104, "num_hidden_layers": 6,
+        "model_type": "qwen2", "vocab_size": 96, "hidden_size": 144, "intermediate_size": 208, "num_hidden_layers": 6,
         "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": true
     }) else {
         unreachable!("an object")
@@ -313,7 +313,9 @@ fn an_optimizer_step_updates_the_parameters_of_a_unit_in_one_launch(device: &Dev
     arch.precision = Precision::Bf16;
     let mut decoder = Decoder::random(arch, 1, device);
     let plan = MemoryConfig::default().plan(decoder.arch()).expect("a plan");
-    let sequences = [Sequence::completion(&[5, 7, 9], &[11, 13, 15, 17])];
+    let mut sequence = Sequence::completion(&[5, 7, 9], &[11, 13, 15, 17]);
+    sequence.columns.weight = Some(vec![0.25; 4]);
+    let sequences = [sequence];
     let batch = Batch::pack(&sequences, train_cut(&plan, &decoder)).expect("micro-batches");
     let runtime = Runtime::new(device);
     let mut optimizer = AdamW::new(OptimConfig::default(), &decoder);
