@@ -66,7 +66,7 @@ operations! {
     }
 }
 
-/// Updates by [`adamw`] that wait for a launch with others.
+/// Updates by [`adamw`] that wait for a launch with others. One that is dropped before loses them.
 #[derive(Debug, Default)]
 pub struct AdamWBatch {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]

@@ -28,7 +28,7 @@ multi_tensor_adamw(BUFFERS, __grid_constant__ info_st const info)
 #ifdef STORED
 	Stored *const stored = STORED(matrix, last) - top;
 #endif
-#pragma unroll 4
+#pragma unroll 2
 	for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
 		const float g = (float)gradients[i] * slice.clip;
 		float m = g * slice.rest1, v = g * g * slice.rest2;
