@@ -98,12 +98,12 @@ template <typename T> struct stand_in_of {
 		return value;
 	}
 
-	template <bool A_BY_INPUTS, bool B_BY_INPUTS> static void warpgroup_multiply_add(float (&d)[64], uint64_t a, uint64_t b)
+	template <bool A_BY_INPUTS, bool B_BY_INPUTS, unsigned SUMS> static void warpgroup_multiply_add(float (&d)[SUMS], uint64_t a, uint64_t b)
 	{
 		unsigned row = stand_in_lane->thread.x / 32 % 4 * 16 + stand_in_lane->in_warp / 4;
 		for (unsigned k = 0; k < 16; k++) {
 			float low = described(a, A_BY_INPUTS, row, k), high = described(a, A_BY_INPUTS, row + 8, k);
-			for (unsigned i = 0; i < 32; i++) {
+			for (unsigned i = 0; i < SUMS / 2; i++) {
 				float right = described(b, B_BY_INPUTS, i / 2 * 8 + stand_in_lane->in_warp % 4 * 2 + i % 2, k);
 				d[i / 2 * 4 + i % 2] += low * right;
 				d[i / 2 * 4 + 2 + i % 2] += high * right;

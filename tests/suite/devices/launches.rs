@@ -322,7 +322,7 @@ fn an_optimizer_step_updates_the_parameters_of_a_unit_in_one_launch(device: &Dev
     // the first step makes moments
     let steps = [(); 2].map(|()| {
         let mut gradients = Gradients::planned(decoder.specs().count(), &plan, &runtime);
-        let mut executor = Executor::new(&plan, &runtime, 1.0);
+        let executor = Executor::new(&plan, &runtime, 1.0);
         executor.backward(&mut decoder, &batch.micros(), &Nll, &mut gradients, None).expect("a backward pass");
         count(|| optimizer.step(&mut decoder, gradients, 1e-3, &runtime).expect("an optimizer step")).1
     });

@@ -16,10 +16,11 @@ const MMA: &str = include_str!("gemm/mma.cuh");
 const WGMMA: &str = include_str!("gemm/wgmma.cuh");
 const GEMM: &str = include_str!("gemm/gemm.cu");
 
-/// Rows of the two tiles, and columns of both.
-const LARGE: usize = 128;
-const SMALL: usize = 64;
-const TILE_COLUMNS: usize = 128;
+/// Rows and columns of a tile.
+type Tile = [usize; 2];
+const LARGE: Tile = [128, 128];
+const SMALL: Tile = [64, 128];
+const NARROW: Tile = [64, 64];
 
 /// Rows of tiles whose blocks are neighbours.
 const GROUP: usize = 8;
@@ -83,8 +84,7 @@ impl Operand {
 struct Variant {
     dtype: DType,
     instructions: Instructions,
-    /// Rows of a tile.
-    rows: usize,
+    tile: Tile,
     orders: [Order; 2],
     /// Pairs of matrices.
     pairs: usize,
@@ -134,7 +134,7 @@ impl CudaSource for Variant {
 
     fn threads(&self) -> usize {
         match self.instructions {
-            Instructions::Wgmma => self.rows / 64 * 128,
+            Instructions::Wgmma => self.tile[0] / 64 * 128,
             Instructions::Mma => 128,
         }
     }
@@ -151,13 +151,14 @@ impl CudaSource for Variant {
         let adds = self.epilogue == Epilogue::Added;
         let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
         // stages that fill 48 KiB, and blocks of a multiprocessor
-        let (stages, blocks) = match (self.rows, self.instructions) {
+        let (stages, blocks) = match (self.tile, self.instructions) {
             (LARGE, _) => (3, 2),
+            (NARROW, _) => (6, BLOCKS),
             (_, Instructions::Wgmma) => (4, BLOCKS),
             (_, Instructions::Mma) => (4, 3),
         };
         let [a, b] = self.orders.map(|order| order == Order::Inputs);
-        let Self { rows, pairs, summed, .. } = *self;
+        let Self { tile: [rows, columns], pairs, summed, .. } = *self;
         let threads = self.threads();
         let buffers = self.buffers();
         let parameters = buffers
@@ -175,7 +176,7 @@ impl CudaSource for Variant {
             "typedef {out} Out;\nstruct alignas(2 * sizeof(Out)) Pair {{ Out x, y; }};\n\
              struct alignas(2 * sizeof(Element)) Elements {{ Element x, y; }};\n\
              #define WARPGROUPS {warpgroups}\n#define BUFFER_COUNT {}\n{places}\
-             static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks}, PAIRS = {pairs};\n\
+             static const u32 TILE_M = {rows}, TILE_N = {columns}, THREADS = {threads}, BLOCKS = {blocks}, PAIRS = {pairs};\n\
              static const int STAGES = {stages};\n\
              static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b}, SUMMED = {summed}, ADDS = {adds}, GATED = {gated};\n",
             parameters.len()
@@ -192,9 +193,9 @@ impl CudaSource for Variant {
         static SOURCES: LazyLock<u64> = LazyLock::new(|| {
             let instructions = [Instructions::Mma, Instructions::Wgmma];
             fingerprint(instructions.into_iter().flat_map(|instructions| {
-                [SMALL, LARGE].map(|rows| {
+                [NARROW, SMALL, LARGE].map(|tile| {
                     let (dtype, orders, epilogue) = (DType::BF16, [Order::Inputs; 2], Epilogue::Plus);
-                    Variant { dtype, instructions, rows, orders, pairs: 1, summed: false, epilogue }.source()
+                    Variant { dtype, instructions, tile, orders, pairs: 1, summed: false, epilogue }.source()
                 })
             }))
         });
@@ -230,8 +231,7 @@ pub(super) struct Products<'a> {
     /// True if all products are summed.
     summed: bool,
     instructions: Instructions,
-    /// Rows of a tile.
-    rows: usize,
+    tile: Tile,
     /// Blocks that share the inputs of a tile, and the tiles of inputs of each.
     parts: usize,
     part: usize,
@@ -264,8 +264,8 @@ impl<'a> Pair<'a> {
     }
 
     /// Tiles of the product.
-    fn tiles(&self, rows: usize) -> usize {
-        self.sizes[0].div_ceil(rows) * self.sizes[1].div_ceil(TILE_COLUMNS)
+    fn tiles(&self, [rows, columns]: Tile) -> usize {
+        self.sizes[0].div_ceil(rows) * self.sizes[1].div_ceil(columns)
     }
 }
 
@@ -294,19 +294,26 @@ impl<'a> Products<'a> {
         }
         let by_inputs = first.orders() == [Order::Inputs; 2];
         let products = if summed { &pairs[..1] } else { &pairs[..] };
-        let tiles = |rows: usize| products.iter().map(|pair| pair.tiles(rows)).sum::<usize>();
+        let tiles = |tile: Tile| products.iter().map(|pair| pair.tiles(tile)).sum::<usize>();
         let summed_over = if summed { &pairs[..] } else { &pairs[..1] };
         let inputs = |unit: usize| summed_over.iter().map(|pair| pair.sizes[2].div_ceil(unit)).sum::<usize>();
 
-        let multiprocessors = like.client.properties().hardware.num_streaming_multiprocessors;
-        let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
+        let multiprocessors = like.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(32) as usize;
+        let at_once = multiprocessors * BLOCKS;
         // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
         let large = tiles(LARGE) >= at_once && (by_inputs || instructions == Instructions::Mma);
         // how many parts there are depends on the number of rows
         let parts = if is_exact() { 1 } else { (at_once / tiles(SMALL)).min(inputs(1) / MIN_INPUTS).max(1) };
         let part = inputs(INPUTS).div_ceil(parts);
-        let (rows, parts) = (if large { LARGE } else { SMALL }, inputs(INPUTS).div_ceil(part));
-        Some(Self { pairs, summed, instructions, rows, parts, part })
+        let parts = inputs(INPUTS).div_ceil(part);
+        // where some multiprocessors would have no block, more of them load; a row's sums would be another instruction's
+        let narrow = !is_exact() && tiles(SMALL) * parts < multiprocessors;
+        let tile = match (large, narrow) {
+            (true, _) => LARGE,
+            (_, true) => NARROW,
+            _ => SMALL,
+        };
+        Some(Self { pairs, summed, instructions, tile, parts, part })
     }
 
     /// Shapes of the products.
@@ -374,11 +381,11 @@ impl<'a> Products<'a> {
     }
 
     fn launch(&self, epilogue: Epilogue, plus: &[&CubeTensor], out: &[CubeTensor]) {
-        let Self { pairs, summed, instructions, rows, .. } = self;
+        let Self { pairs, summed, instructions, tile, .. } = self;
         let variant = Variant {
             dtype: self.like().dtype,
             instructions: *instructions,
-            rows: *rows,
+            tile: *tile,
             orders: pairs[0].orders(),
             pairs: pairs.len(),
             summed: *summed,
@@ -396,7 +403,7 @@ impl<'a> Products<'a> {
         });
         let sizes: Vec<usize> = sizes.chain([self.part, GROUP]).collect();
         let products = if *summed { &pairs[..1] } else { &pairs[..] };
-        let tiles = products.iter().map(|pair| pair.tiles(*rows)).sum();
+        let tiles = products.iter().map(|pair| pair.tiles(*tile)).sum();
         launch_cuda(variant, [tiles, self.parts], &buffers, &sizes);
     }
 }

@@ -1,6 +1,6 @@
-/* Sums of a warpgroup by Hopper's `wgmma`, which reads both tiles where they lie: 64 × 128 of the block's tile. */
+/* Sums of a warpgroup by Hopper's `wgmma`, which reads both tiles where they lie: 64 rows of the block's tile. */
 struct Sums {
-	float sums[64];
+	float sums[TILE_N / 2];
 	u32 row, column;
 
 	DEVICE Sums()
@@ -9,7 +9,7 @@ struct Sums {
 		row = warp * 16 + lane / 4;
 		column = lane % 4 * 2;
 #pragma unroll
-		for (u32 i = 0; i < 64; i++)
+		for (u32 i = 0; i < TILE_N / 2; i++)
 			sums[i] = 0;
 	}
 
@@ -37,6 +37,6 @@ struct Sums {
 	static const bool IN_BACKGROUND = true;
 	DEVICE void arrive() { fence_async_proxy(); }
 	DEVICE void wait() { warpgroup_wait(); }
-	static const u32 ROWS = 1, COLUMNS = 16;
+	static const u32 ROWS = 1, COLUMNS = TILE_N / 8;
 	DEVICE float sum(u32 i, u32 j, u32 e) const { return sums[j * 4 + e]; }
 };
