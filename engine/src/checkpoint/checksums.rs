@@ -12,6 +12,7 @@
 
 use super::{json, read_if_there, trainer_state};
 use crate::config::RunConfig;
+use crate::task::Task;
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::heartbeat::beat;
@@ -107,14 +108,16 @@ pub(crate) fn verify(folder: &Path, world: &World) -> Result<Verdict> {
     Ok(Verdict::Whole)
 }
 
-/// Verifies the models that a configuration names, if they are parts of checkpoints. All ranks call it together.
+/// Verifies the models of a configuration and of its task's rewards, if they are parts of checkpoints. All ranks call it
+/// together.
 ///
 /// # Errors
 /// Those of [`check_model`], and if a rank has failed or is gone.
-pub(crate) fn verify_models(config: &RunConfig, world: &World) -> Result<()> {
+pub(crate) fn verify_models(config: &RunConfig, task: &dyn Task, world: &World) -> Result<()> {
     let lora = config.model.lora.as_ref().and_then(|lora| lora.path.as_ref());
     let critic = config.critic.as_ref().and_then(|critic| critic.model.path.as_ref());
-    let mut paths = config.model.path.iter().chain(lora).chain(critic);
+    let judges = task.rewards().into_iter().flat_map(|rewards| rewards.models().map(|(_, model)| &model.path));
+    let mut paths = config.model.path.iter().chain(lora).chain(critic).chain(judges);
     paths.try_for_each(|path| verify_model(path, world))
 }
 

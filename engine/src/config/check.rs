@@ -103,7 +103,7 @@ impl RunConfig {
                  remove one of the two",
             );
         }
-        if compares && self.update.old_log_probs == OldLogProbs::Sampler {
+        if compares && self.update.old_log_probs == Some(OldLogProbs::Sampler) {
             return bad(
                 "rollout_is and rollout_rs compare the trainer's old log-probs with the sampler's; set update.old_log_probs: \
                  trainer",

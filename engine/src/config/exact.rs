@@ -22,9 +22,10 @@ impl RunConfig {
         })
     }
 
-    /// Source of the old log-probs: the sampler if its are the trainer's to the bit.
+    /// Source of the old log-probs: by default the sampler if its are the trainer's to the bit.
     pub fn old_log_probs(&self, backend: Backend, arch: &Arch) -> OldLogProbs {
-        if self.is_exact(backend, arch) { OldLogProbs::Sampler } else { self.update.old_log_probs }
+        let exact = || self.is_exact(backend, arch);
+        self.update.old_log_probs.unwrap_or_else(|| if exact() { OldLogProbs::Sampler } else { OldLogProbs::Trainer })
     }
 
     /// Rejects `rollout.exact: true` with a setting that prevents it.

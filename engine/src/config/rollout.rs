@@ -61,7 +61,7 @@ pub struct RolloutConfig {
     /// Maximum tokens of prompt and completion, above `prompt_length`. `null`: `prompt_length` + `response_length`.
     #[schemars(range(min = 2))]
     pub max_model_len: Option<usize>,
-    /// Sample with log-probs that equal the trainer's to the bit, so that updates take them as the old ones and ratios
+    /// Sample with log-probs that equal the trainer's to the bit, so that updates can take them as the old ones and ratios
     /// on-policy are 1. Needs f32 on the CPU, at no cost, or bf16 or f16 on an NVIDIA GPU, and then decodes without the
     /// kernels for few rows; rejects settings and models that round otherwise in sampling than in training. `null`: on
     /// the CPU in f32, unless such a setting or model, or `rollout_is` or `rollout_rs`, prevents it.

@@ -24,7 +24,7 @@ pub struct UpdateConfig {
     /// Prompts per optimizer step; must divide `trainer.train_batch_size`. `null`: all.
     #[schemars(range(min = 1))]
     pub ppo_mini_batch_size: Option<usize>,
-    /// Source of the old log-probs; with `rollout.exact`, the sampler.
-    #[default(OldLogProbs::Trainer)]
-    pub old_log_probs: OldLogProbs,
+    /// Source of the old log-probs. `null`: the sampler if its log-probs are the trainer's to the bit (`rollout.exact`),
+    /// otherwise the trainer.
+    pub old_log_probs: Option<OldLogProbs>,
 }

@@ -67,7 +67,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
         return Err(Error::Config("`task` is missing; set its `kind` (arithmetic or dataset)".into()));
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
-    checksums::verify_models(&config, &World::default())?;
+    checksums::verify_models(&config, task.as_ref(), &World::default())?;
     let source = PolicySource::open(&config.model, task.as_ref())?.in_format(config.precision, config.base());
     source.log_ends(&config.rollout.stop);
     source.check_lengths(&config)?;

@@ -91,7 +91,7 @@ impl Session {
         check_device(&world, spec, &info)?;
         let world = World::new(connect(ranks, config.trainer.ddp_backend, &device, &info)?);
         if files == ModelFiles::All {
-            checksums::verify_models(&config, &world)?;
+            checksums::verify_models(&config, task.as_ref(), &world)?;
         }
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
         let source = source.in_format(config.precision, config.base());

@@ -112,7 +112,7 @@ fn public_models_are_printed_in_two_precisions() {
 fn json_has_phases_whose_categories_add_up_and_the_plan() {
     let bench = Bench::new();
     // by default a CPU's sampler has the trainer's log-probs, which need no pass
-    let plan = json(&bench, &["rollout.exact=false"]);
+    let plan = json(&bench, &["update.old_log_probs=trainer"]);
     let peak = plan["peak_bytes"].as_u64().unwrap();
     let phases = plan["phases"].as_array().unwrap();
     let names: Vec<&str> = phases.iter().map(|p| p["name"].as_str().unwrap()).collect();

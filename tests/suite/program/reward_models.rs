@@ -49,6 +49,19 @@ fn set_template(bench: &Bench, template: &str) {
     edit(&bench.path("judge/tokenizer_config.json"), |config| config["chat_template"] = template.into());
 }
 
+#[test]
+fn a_damaged_reward_model_of_a_checkpoint_is_named() {
+    let bench = bench();
+    succeeded(&bench.firebrick("train", &["trainer.steps=1", "output=earlier"]));
+    let model = bench.path("earlier/checkpoints/step-000001/model");
+    let weights = std::fs::read(model.join("model.safetensors")).unwrap();
+    std::fs::write(model.join("model.safetensors"), &weights[..weights.len() - 1]).unwrap();
+    let judge = format!("task.rewards=[{{kind: model, path: {}, input: text}}]", model.display());
+    for command in ["train", "eval"] {
+        refused(&bench.firebrick(command, &[&judge]), &["model.safetensors: it is damaged", "copy the folder out"]);
+    }
+}
+
 /// Trains, and holds the completions without a score to those of which `is_unreadable` is true.
 fn trains(bench: &Bench, more: &[&str], reason: &str, is_unreadable: impl Fn(&str) -> bool) {
     let output = bench.firebrick("train", more);

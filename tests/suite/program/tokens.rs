@@ -25,8 +25,8 @@ fn sample_of<'a>(samples: &'a [Value], line: &Value) -> &'a Value {
 #[test]
 fn tokens_make_up_the_texts_of_the_samples_and_agree_with_the_metrics() {
     let bench = Bench::new();
-    let apart = ["rollout.exact=false", "update.old_log_probs=trainer"];
-    succeeded(&bench.firebrick("train", &[&["trainer.log_tokens=2", "task.partial=true"], &apart[..]].concat()));
+    let settings = ["trainer.log_tokens=2", "task.partial=true", "update.old_log_probs=trainer"];
+    succeeded(&bench.firebrick("train", &settings));
     let samples = lines(&bench.read("run/samples.jsonl"));
     let all = lines(&bench.read("run/tokens.jsonl"));
     assert_eq!(all[0], json!({"step": 0, "every": 1, "max_bytes": 64 << 20}));
