@@ -133,7 +133,7 @@ def main():
         result = {
             "bench": "fuzz", "title": "Fuzzing", "date": time.strftime("%Y-%m-%d"), "machine": "", "commit": git.stdout.strip(),
             "command": f"tests/campaigns/run fuzz --minutes {arguments.minutes:g}",
-            "what": "Inputs of each parser under libFuzzer without a failure; refused are those that take more memory than such a file needs.",
+            "what": "Inputs of each parser under libFuzzer. The parser refused some for the memory that they would take.",
             "columns": ["target", "CPU, min", "inputs", "refused"], "rows": [row for ok, row in results if ok],
         }
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -227,7 +227,7 @@ fn losses() -> Vec<Case> {
             json!({
                 "objective.name": "rloo", "objective.policy_loss": "reinforce", "objective.rollout_is": "sequence_truncate",
                 "objective.rollout_is_threshold": 2.0, "objective.rollout_is_batch_normalize": true,
-                "update.old_log_probs": "trainer", "optim.lr": 5e-7,
+                "update.old_log_probs": null, "optim.lr": 5e-7,
             }),
         )
         .without(&["task.rewards", "trainer.steps"]),
