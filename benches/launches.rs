@@ -3,7 +3,7 @@
 //!
 //! `cargo bench --bench launches -- --device cuda [--rows N] [--model CONFIG.json] [--json FILE]`; `--small` for a
 //! processor or a software driver. The time is the host's own where the device is faster than it, or computes nothing (`tests/cuda` with
-//! `STAND_IN_SKIP_KERNELS=1`, or with NVRTC); elsewhere it is that of both. Of repeated runs the fastest counts: the
+//! `STAND_IN_SKIP_KERNELS=1 STAND_IN_GIB=64`, or with NVRTC); elsewhere it is that of both. Of repeated runs the fastest counts: the
 //! others were disturbed.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 

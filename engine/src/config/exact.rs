@@ -17,12 +17,12 @@ impl RunConfig {
             backend == Backend::Cpu
                 && self.inexact_on(backend).is_none()
                 && self.inexact_setting().is_none()
-                && inexact_model(arch).is_none()
+                && inexact_model(arch, backend).is_none()
                 && !corrects()
         })
     }
 
-    /// Source of the old log-probs: by default the sampler if its are the trainer's to the bit.
+    /// Source of the old log-probs: by default the sampler if its log-probs are the trainer's to the bit.
     pub fn old_log_probs(&self, backend: Backend, arch: &Arch) -> OldLogProbs {
         let exact = || self.is_exact(backend, arch);
         self.update.old_log_probs.unwrap_or_else(|| if exact() { OldLogProbs::Sampler } else { OldLogProbs::Trainer })
@@ -38,8 +38,8 @@ impl RunConfig {
     }
 
     /// Rejects `rollout.exact: true` with a model that prevents it.
-    pub(crate) fn check_exact_for(&self, arch: &Arch) -> Result<()> {
-        self.refuse_exact(inexact_model(arch).map(|why| format!("is not built for {why}; remove the key")))
+    pub(crate) fn check_exact_for(&self, arch: &Arch, backend: Backend) -> Result<()> {
+        self.refuse_exact(inexact_model(arch, backend).map(|why| format!("is not built for {why}; remove the key")))
     }
 
     /// Rejects `rollout.exact: true` on a device that prevents it.
@@ -57,7 +57,7 @@ impl RunConfig {
         }
     }
 
-    /// A setting with which one of the two computes in other numbers or another order.
+    /// A setting that makes sampler and trainer round differently.
     fn inexact_setting(&self) -> Option<&'static str> {
         let Self { rollout, memory, .. } = self;
         let settings = [
@@ -74,7 +74,7 @@ impl RunConfig {
         settings.into_iter().find_map(|(prevents, key)| prevents.then_some(key))
     }
 
-    /// Why a device prevents it.
+    /// Reason why exact log-probs are not built for a device.
     fn inexact_on(&self, backend: Backend) -> Option<String> {
         let sampled = self.rollout.precision(self.precision);
         let computes = match backend {
@@ -92,13 +92,15 @@ impl RunConfig {
     }
 }
 
-/// Why a model prevents it on every device.
-fn inexact_model(arch: &Arch) -> Option<&'static str> {
+/// Property of a model for which exact log-probs are not built on a device.
+fn inexact_model(arch: &Arch, backend: Backend) -> Option<&'static str> {
     let grows = |rope: &Rope| matches!(rope.scaling, RopeScaling::Dynamic { .. });
     if arch.delta_net.is_some() {
         Some("linear attention, which trains in chunks and samples token by token")
     } else if arch.ropes.iter().flatten().any(grows) {
         Some("rope_type: dynamic, whose angles depend on the longest sequence of a batch")
+    } else if backend == Backend::Cpu && arch.expert_layers().next().is_some() {
+        Some("experts on the CPU, whose matmuls round differently for many tokens than for few")
     } else {
         None
     }

@@ -217,6 +217,11 @@ fn what_the_engine_cannot_do_is_refused() {
     ] {
         refused(&Bench::new().firebrick("train", &[setting]), parts);
     }
+    let experts = "model.arch={model_type: qwen3_moe, hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 16, \
+                   num_experts: 4, num_experts_per_tok: 2, num_hidden_layers: 1, num_attention_heads: 2, \
+                   num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64}";
+    let exact = Bench::new().firebrick("train", &[experts, "rollout.exact=true"]);
+    refused(&exact, &["rollout.exact: true is not built for experts on the CPU"]);
     let half = |setting: &str| Bench::new().firebrick("train", &[setting, "precision=bf16"]);
     refused(&half("rollout.exact=true"), &["rollout.exact", "f32 on the CPU", "device: cuda"]);
     refused(&half("rollout={exact: true, pack_weights: true}"), &["rollout.exact", "rollout.pack_weights"]);

@@ -306,7 +306,7 @@ impl<'a> Products<'a> {
         let parts = if is_exact() { 1 } else { (at_once / tiles(SMALL)).min(inputs(1) / MIN_INPUTS).max(1) };
         let part = inputs(INPUTS).div_ceil(parts);
         let parts = inputs(INPUTS).div_ceil(part);
-        // where some multiprocessors would have no block, more of them load; a row's sums would be another instruction's
+        // narrow tiles give more multiprocessors a block; exact passes use one instruction for any number of rows
         let narrow = !is_exact() && tiles(SMALL) * parts < multiprocessors;
         let tile = match (large, narrow) {
             (true, _) => LARGE,

@@ -66,7 +66,7 @@ operations! {
     }
 }
 
-/// Updates by [`adamw`] that wait for a launch with others. One that is dropped before loses them.
+/// Updates by [`adamw`] that wait for a common launch. A batch that is dropped without a launch loses its updates.
 #[derive(Debug, Default)]
 pub struct AdamWBatch {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
