@@ -17,7 +17,7 @@ impl RunConfig {
             backend == Backend::Cpu
                 && self.inexact_on(backend).is_none()
                 && self.inexact_setting().is_none()
-                && inexact_model(arch, backend).is_none()
+                && inexact_model(arch).is_none()
                 && !corrects()
         })
     }
@@ -38,8 +38,8 @@ impl RunConfig {
     }
 
     /// Rejects `rollout.exact: true` with a model that prevents it.
-    pub(crate) fn check_exact_for(&self, arch: &Arch, backend: Backend) -> Result<()> {
-        self.refuse_exact(inexact_model(arch, backend).map(|why| format!("is not built for {why}; remove the key")))
+    pub(crate) fn check_exact_for(&self, arch: &Arch) -> Result<()> {
+        self.refuse_exact(inexact_model(arch).map(|why| format!("is not built for {why}; remove the key")))
     }
 
     /// Rejects `rollout.exact: true` on a device that prevents it.
@@ -92,15 +92,13 @@ impl RunConfig {
     }
 }
 
-/// Property of a model for which exact log-probs are not built on a device.
-fn inexact_model(arch: &Arch, backend: Backend) -> Option<&'static str> {
+/// Property of a model for which exact log-probs are not built on any device.
+fn inexact_model(arch: &Arch) -> Option<&'static str> {
     let grows = |rope: &Rope| matches!(rope.scaling, RopeScaling::Dynamic { .. });
     if arch.delta_net.is_some() {
         Some("linear attention, which trains in chunks and samples token by token")
     } else if arch.ropes.iter().flatten().any(grows) {
         Some("rope_type: dynamic, whose angles depend on the longest sequence of a batch")
-    } else if backend == Backend::Cpu && arch.expert_layers().next().is_some() {
-        Some("experts on the CPU, whose matmuls round differently for many tokens than for few")
     } else {
         None
     }

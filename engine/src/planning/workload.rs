@@ -16,7 +16,7 @@ use firebrick_plan::estimate::{CriticWork, Examples, RewardWork, WarmUp, Workloa
 pub(super) fn rl_workload(config: &RunConfig, arch: &Arch, backend: Backend) -> Result<Workload> {
     let needs = config.objective.build()?.needs();
     config.rollout.check_for(arch)?;
-    config.check_exact_for(arch, backend)?;
+    config.check_exact_for(arch)?;
     config.model.check_for(arch)?;
     let lora = config.model.lora.as_ref();
     let lora = lora.map(|lora| lora.shape(arch)).transpose()?;

@@ -7,7 +7,6 @@ use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
 use crate::routing::RouterLoss;
 use crate::unit::{Slot, TargetModule};
-use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
     ExpertInput, ExpertRows, attach_gradient, clamped_swiglu, combine_experts, expert_bias, expert_linear, glu,
@@ -77,7 +76,7 @@ fn choose(logits: &Tensor<2>, experts: Experts) -> Vec<u32> {
 
 /// `h`, on whose way back the auxiliary loss reaches the router.
 fn balanced(h: &Tensor<2>, logits: &Tensor<2>, chosen: &[u32], experts: Experts, loss: &RouterLoss) -> Tensor<2> {
-    let probabilities = softmax(logits.clone(), 1);
+    let probabilities = softmax(logits.clone());
     let [rows, count] = probabilities.dims();
     let device = h.device().inner();
     let tokens = TensorData::new(loss.tokens.to_vec(), [rows, 1]);
@@ -113,7 +112,16 @@ fn weights(logits: Tensor<2>, chosen: &[u32], experts: Experts) -> Tensor<2> {
     let indices: Vec<i32> = chosen.iter().map(|&expert| expert as i32).collect();
     let place = (&logits.device(), DType::I32);
     let indices = Tensor::<2, Int>::from_data(TensorData::new(indices, shape), place);
-    if experts.normalised { softmax(logits.gather(1, indices), 1) } else { softmax(logits, 1).gather(1, indices) }
+    if experts.normalised { softmax(logits.gather(1, indices)) } else { softmax(logits).gather(1, indices) }
+}
+
+/// The softmax of each row, in operations that autodiff records one by one. Burn fuses them on the CPU, but not under
+/// autodiff, and the two round differently: sampling would not have the bits of training.
+fn softmax(logits: Tensor<2>) -> Tensor<2> {
+    let largest = logits.clone().detach().max_dim(1);
+    let exponentials = (logits - largest).exp();
+    let sum = exponentials.clone().sum_dim(1);
+    exponentials / sum
 }
 
 #[cfg(test)]

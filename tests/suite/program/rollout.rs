@@ -80,6 +80,40 @@ fn exact_log_probs_are_the_trainers_and_limits_of_the_engine_change_no_number() 
     }
 }
 
+/// Scoring and sampling run without autodiff, and updates with it: Burn may compute an operation in another way there.
+#[test]
+fn the_forward_pass_of_an_update_has_the_samplers_log_probs_in_every_kind_of_layer() {
+    let arch = |more: &str| {
+        format!(
+            "model.arch={{hidden_size: 32, intermediate_size: 48, num_hidden_layers: 3, num_attention_heads: 4, \
+             num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, initializer_range: 0.3, {more}}}"
+        )
+    };
+    for (family, replays) in [
+        (
+            "model_type: qwen3_moe, num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 16, norm_topk_prob: true",
+            true,
+        ),
+        (
+            "model_type: qwen3_moe, num_experts: 8, num_experts_per_tok: 3, moe_intermediate_size: 16, norm_topk_prob: false",
+            false,
+        ),
+        ("model_type: gemma3_text, sliding_window: 4", false),
+        ("model_type: gemma2, sliding_window: 4", false),
+        ("model_type: qwen2", false),
+    ] {
+        let bench = Bench::new();
+        let replay = format!("rollout.router_replay={replays}");
+        succeeded(
+            &bench.firebrick("train", &[&arch(family), &replay, "rollout.n=32", "update.ppo_mini_batch_size=null"]),
+        );
+        for line in &metrics(&bench, "run")[1..] {
+            assert_eq!(line["training/rollout_probs_diff_max"].as_f64().map(f64::to_bits), Some(0), "{family}: {line}");
+            assert_eq!(line["actor/ppo_kl"].as_f64().map(f64::to_bits), Some(0), "{family}: {line}");
+        }
+    }
+}
+
 #[test]
 fn on_policy_nothing_is_corrected_rejected_or_masked_however_tokens_are_truncated() {
     for truncation in ["rollout.top_p=0.5", "rollout.top_k=2", "rollout.min_p=0.5"] {
@@ -217,11 +251,6 @@ fn what_the_engine_cannot_do_is_refused() {
     ] {
         refused(&Bench::new().firebrick("train", &[setting]), parts);
     }
-    let experts = "model.arch={model_type: qwen3_moe, hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 16, \
-                   num_experts: 4, num_experts_per_tok: 2, num_hidden_layers: 1, num_attention_heads: 2, \
-                   num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64}";
-    let exact = Bench::new().firebrick("train", &[experts, "rollout.exact=true"]);
-    refused(&exact, &["rollout.exact: true is not built for experts on the CPU"]);
     let half = |setting: &str| Bench::new().firebrick("train", &[setting, "precision=bf16"]);
     refused(&half("rollout.exact=true"), &["rollout.exact", "f32 on the CPU", "device: cuda"]);
     refused(&half("rollout={exact: true, pack_weights: true}"), &["rollout.exact", "rollout.pack_weights"]);
