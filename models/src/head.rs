@@ -131,8 +131,7 @@ impl<'a> Head<'a> {
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
         match self.arch.logit_softcap {
-            // as kernels that score logits cap them
-            Some(cap) => (logits * cap.recip()).tanh() * cap,
+            Some(cap) => kernels::softcap(logits, cap),
             None => logits,
         }
     }

@@ -27,8 +27,8 @@ pub fn exact<R>(on: bool, work: impl FnOnce() -> R) -> R {
 }
 
 /// Returns true if kernels compute exactly on a device, in a type, with heads of `dim` elements in groups of `group` to a
-/// key head: on the CPU in f32, and in half precision on NVIDIA's tensor cores from Ampere on, with heads of 64, 96 or
-/// 128 in groups of 16 at most.
+/// key head: in f32 on the CPU, and on GPUs in groups of 64 at most; in half precision on NVIDIA's tensor cores from Ampere
+/// on, with heads of 64, 96 or 128 in groups of 16 at most.
 pub fn is_exact_on(device: &Device, dtype: DType, [group, dim]: [usize; 2]) -> bool {
     by_device!(
         device,
@@ -37,7 +37,7 @@ pub fn is_exact_on(device: &Device, dtype: DType, [group, dim]: [usize; 2]) -> b
     )
 }
 
-/// What the outputs and the inputs of a matrix have to be multiples of for exact products on a GPU.
+/// What the outputs and the inputs of a matrix have to be multiples of for exact products in half precision on a GPU.
 pub const EXACT_MULTIPLES: [usize; 2] = [2, 8];
 
 /// True within [`exact`].

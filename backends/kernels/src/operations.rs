@@ -29,6 +29,7 @@ pub use sampling::*;
 pub use scores::*;
 
 use crate::choice::Operation;
+use crate::exact::is_exact;
 use crate::paged::KvPool;
 use crate::shapes::{QuantizedBlocks, RunningScores};
 use burn::tensor::{Device, Tensor};
@@ -186,7 +187,12 @@ pub(crate) fn no_kernel(operation: &str) -> ! {
     panic!("{operation} has no kernel for these tensors: `kernels::available` tells devices that have one")
 }
 
-/// Returns true if models on this device run an operation through its kernel.
+/// Returns true if models on this device run an operation through its kernel. Within [`exact`](crate::exact()) the kernel
+/// for long sequences attends to all.
 pub fn available(operation: Operation, device: &Device) -> bool {
+    let operation = match operation {
+        Operation::Attention if is_exact() => Operation::LongAttention,
+        other => other,
+    };
     by_device!(device, cpu => crate::cpu::available(operation, device), cube => crate::cube::available(operation, device))
 }

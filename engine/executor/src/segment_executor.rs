@@ -151,7 +151,7 @@ impl<'a> Executor<'a> {
         let attention_rows = self.plan.attention_rows;
         let (arch, device) = (decoder.arch(), decoder.device());
         let part = Part::new(self.runtime.world());
-        MicroBatch::part(arch, sequences, layout, attention_rows, part, device)
+        decoder.in_exact(|| MicroBatch::part(arch, sequences, layout, attention_rows, part, device))
     }
 
     /// A micro-batch on its way through a model, with the ranks that divide its arithmetic.

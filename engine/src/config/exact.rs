@@ -77,14 +77,9 @@ impl RunConfig {
     /// Reason why exact log-probs are not built for a device.
     fn inexact_on(&self, backend: Backend) -> Option<String> {
         let sampled = self.rollout.precision(self.precision);
-        let computes = match backend {
-            Backend::Cpu => !sampled.is_half(),
-            Backend::Cuda => sampled.is_half(),
-            _ => false,
-        };
-        (!computes).then(|| {
+        (sampled.is_half() && backend != Backend::Cuda).then(|| {
             format!(
-                "needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU (device: cuda); this run samples in {sampled} on {}, and \
+                "needs f32, or bf16 or f16 on an NVIDIA GPU (device: cuda); this run samples in {sampled} on {}, and \
                  log-probs then depend on the batch in their last digits; remove rollout.exact",
                 backend.name()
             )

@@ -189,7 +189,7 @@ impl Prefill {
                 Some(Chunk { table, tokens })
             })
             .collect();
-        let metadata = cache.prefill(decoder.arch(), &parts);
+        let metadata = decoder.in_exact(|| cache.prefill(decoder.arch(), &parts));
         let device = decoder.device();
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [row]), device);
         let hidden = decoder.in_thread_pool(|| decoder.hidden_cached(ids, &metadata, cache));

@@ -4,8 +4,7 @@ use super::Decoder;
 use crate::unit::Slot;
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
-use firebrick_backends::device::is_cpu;
-use firebrick_backends::kernels::{EXACT_MULTIPLES, is_exact_on};
+use firebrick_backends::kernels::{EXACT_MULTIPLES, exact, is_exact_on};
 
 impl Decoder {
     /// This model with exact forward passes: a token has the same bits in a prompt, as a decoding step and in training,
@@ -28,6 +27,12 @@ impl Decoder {
         self.exact
     }
 
+    /// Runs `work` in the mode of this model's forward passes: the rows of a batch are laid out for the kernels that it
+    /// will take.
+    pub fn in_exact<R>(&self, work: impl FnOnce() -> R) -> R {
+        exact(self.exact, work)
+    }
+
     /// Why this model cannot be computed exactly.
     fn inexact(&self) -> Option<String> {
         let Self { arch, device, .. } = self;
@@ -37,16 +42,14 @@ impl Decoder {
         let group = arch.num_heads / arch.num_kv_heads;
         if !is_exact_on(device, arch.precision.dtype(device), [group, arch.head_dim]) {
             return Some(format!(
-                "needs f32 on the CPU, or bf16 or f16 on an NVIDIA GPU from Ampere on with heads of 64, 96 or 128 \
-                 and up to 16 query heads for a key head; this model has {} and {group}, in {} on {device:?}",
+                "needs f32, with up to 64 query heads for a key head on a GPU; or bf16 or f16 on an NVIDIA GPU from Ampere \
+                 on, with heads of 64, 96 or 128 and up to 16 query heads for a key head; this model has heads of {} and \
+                 {group} for a key head, in {} on {device:?}",
                 arch.head_dim, arch.precision
             ));
         }
-        if is_cpu(device) {
+        if !arch.precision.is_half() {
             return None;
-        }
-        if arch.logit_softcap.is_some() {
-            return Some("on a GPU is not built for a soft-cap of logits".into());
         }
         let [outputs, inputs] = EXACT_MULTIPLES;
         let specs = self.units.iter().flat_map(|unit| &unit.specs);
@@ -56,7 +59,8 @@ impl Decoder {
         });
         odd.map(|spec| {
             format!(
-                "on a GPU needs matrices with a multiple of {outputs} outputs and {inputs} inputs; {} is {:?}",
+                "in {} needs matrices with a multiple of {outputs} outputs and {inputs} inputs; {} is {:?}",
+                arch.precision,
                 spec.name,
                 spec.rows_cols()
             )

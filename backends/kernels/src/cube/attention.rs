@@ -12,16 +12,17 @@
 //! There are three versions of each kernel: `flash` on NVIDIA's tensor cores, `tensor_core` on other devices' and for
 //! heads that `flash` does not take, both in half precision, and `simt` on SIMT units for the rest.
 
-mod blocks;
+pub(super) mod blocks;
 pub(super) mod flash;
-mod simt;
+pub(super) mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
 use super::prelude::*;
 use crate::prefix_groups::BlockRows;
 use crate::shapes::AttentionShape;
-use blocks::{Layout, Sizes, softmax_delta};
+pub(super) use blocks::Sizes;
+use blocks::{Layout, softmax_delta};
 use firebrick_device::precision::{stored_as, widened};
 use flash::Params;
 use simt::STAGE;
@@ -148,7 +149,7 @@ impl Attention {
 
 /// The output and logsumexp of rows whose softmax sinks have joined: of a row with logsumexp l and a sink s, the output
 /// is multiplied by `exp(l − l')` where `l' = ln(exp(l) + exp(s))`.
-fn join_sinks(out: CubeTensor, lse: CubeTensor, sink: Tensor<2>) -> [CubeTensor; 2] {
+pub(super) fn join_sinks(out: CubeTensor, lse: CubeTensor, sink: Tensor<2>) -> [CubeTensor; 2] {
     let (out, lse): (Tensor<3>, Tensor<2>) = (Cube::tensor(out), Cube::tensor(lse));
     let sink = sink.expand(lse.dims());
     let top = lse.clone().max_pair(sink.clone());

@@ -17,6 +17,7 @@ mod cache;
 mod codes;
 mod columns;
 mod flash_decode;
+mod in_order;
 mod kernels;
 mod place;
 mod pool;
@@ -26,6 +27,7 @@ mod tile;
 
 pub(crate) use cache::{copy_blocks, gather_kv, write_kv};
 
+use super::attention;
 use super::prelude::*;
 use crate::exact::is_exact;
 use crate::paged::{KvPool, MIN_SPLIT_TOKENS, PagedAttentionShape};
@@ -175,11 +177,16 @@ fn decode_attention(
     let flash =
         flash_decode::Params { table: &params.table, pool: params.pool, layout: &params.layout, sizes: params.sizes };
     if is_exact() {
-        let taken = flash_decode::takes(&pool, group, dim) && flash_decode::takes_in_order(&pool.keys, group, dim);
+        let taken = pool.scales.is_none() && takes_in_order(&pool.keys, pool.keys.dtype, [group, dim]);
         assert!(taken, "no exact decoding with heads of {dim} in groups of {group}");
         params.step(Step::Append, rows * kv);
-        let out = empty(&params.out, [rows, width], params.out.dtype);
-        flash.attend_in_order(&params.out, params.sinks.as_ref(), &out);
+        let out = if pool.keys.dtype == DType::F32 {
+            params.attend_in_order(group)
+        } else {
+            let out = empty(&params.out, [rows, width], params.out.dtype);
+            flash.attend_in_order(&params.out, params.sinks.as_ref(), &out);
+            out
+        };
         return (Cube::tensor(out), pool.close());
     }
     if let (true, 1, NewTokens::Joined { qkv, bias }) = (on_tensor_cores, parts, &params.new) {
@@ -195,10 +202,18 @@ fn decode_attention(
 }
 
 /// See [`crate::is_exact_on`].
-pub(crate) fn is_exact_on(device: &Device, dtype: DType, [group, dim]: [usize; 2]) -> bool {
+pub(crate) fn is_exact_on(device: &Device, dtype: DType, heads: [usize; 2]) -> bool {
     let like: CubeTensor = Cube::primitive(Tensor::<1>::zeros([1], (device, dtype)));
-    let kernels = [Operation::DecodeAttention, Operation::Attention, Operation::Scores, Operation::Draw];
-    kernels.into_iter().all(|operation| available(operation, device)) && flash_decode::takes_in_order(&like, group, dim)
+    let kernels = [Operation::DecodeAttention, Operation::LongAttention, Operation::Scores, Operation::Draw];
+    kernels.into_iter().all(|operation| available(operation, device)) && takes_in_order(&like, dtype, heads)
+}
+
+/// Returns true if decoding adds as the forward pass of training does, with heads of `dim` elements in groups of `group`.
+fn takes_in_order(like: &CubeTensor, dtype: DType, [group, dim]: [usize; 2]) -> bool {
+    match dtype {
+        DType::F32 => group <= in_order::MAX_GROUP && dim <= in_order::MAX_DIM,
+        _ => flash_decode::takes_in_order(like, group, dim),
+    }
 }
 
 /// Parts into which the columns of a row are divided, so that cubes fill the GPU.
@@ -245,6 +260,34 @@ impl LaunchParams<'_> {
                 launch!(append::<P, S>, grid, [angles, table, out], source, pool, tasks, layout, *sizes, dtype);
             }
         }
+    }
+
+    /// Attention of rotated queries in f32 to the tokens in the pool, the new ones among them, in the order of sums of
+    /// the forward pass of training.
+    fn attend_in_order(&self, group: usize) -> CubeTensor {
+        let (q, CubePool { keys, values, .. }) = (&self.out, self.pool);
+        let (tasks, Sizes { dim, capped, .. }) = (self.layout.rows * self.layout.kv, self.sizes);
+        let out = empty(q, [self.layout.rows, self.layout.kv * group, dim], q.dtype);
+        let lse = empty(q, [self.layout.rows, self.layout.kv * group], DType::F32);
+        let (grid, layout) = (Grid::cubes([keys, q], tasks), self.layout.argument());
+        let sizes = attention::Sizes { dim, capped };
+        let own = in_order::rows_of_unit(group);
+        launch!(
+            in_order::attend_in_order,
+            grid,
+            [q, keys, values, &self.table, &out, &lse],
+            tasks,
+            layout,
+            own,
+            sizes,
+            elem(q)
+        );
+        let mut out = match &self.sinks {
+            Some(sinks) => attention::join_sinks(out, lse, Cube::tensor(sinks.clone()))[0].clone(),
+            None => out,
+        };
+        out.meta = q.meta.clone();
+        out
     }
 
     /// Three launches, with `parts` cubes for the columns of a row.

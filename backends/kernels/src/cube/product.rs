@@ -13,9 +13,10 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::cubecl::dtype_to_storage_type;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::launch::launch_ref;
-use cubek::matmul::multi_level::Strategy::SimpleCyclicCmma;
+use cubek::matmul::multi_level::Strategy::{SimpleCyclicCmma, SimpleUnit};
 use cubek::matmul::multi_level::components::tile::TileMatmulKind::Cmma;
 use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
+use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitSelectionArgs;
 use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::matmul::strategy::Strategy;
 use cubek_std::InputBinding;
@@ -67,11 +68,11 @@ pub(crate) fn linear_parts(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
 /// See [`crate::matmul`]: on NVIDIA's tensor cores; elsewhere Burn's.
 pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
     let (left, right) = operands([a, b], transposed);
-    let by_library = || {
-        assert_inexact(&left, &right);
-        plain_matmul(a.clone(), b.clone(), transposed)
-    };
-    gemm::product(&left, &right).map_or_else(by_library, Cube::tensor)
+    match gemm::product(&left, &right) {
+        Some(out) => Cube::tensor(out),
+        None if is_exact() => Cube::tensor(product_in_order(&left, &right)),
+        None => plain_matmul(a.clone(), b.clone(), transposed),
+    }
 }
 
 /// Returns true if [`add_matmul`] has a kernel for these matrices.
@@ -319,16 +320,33 @@ pub(super) fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     if let Some(out) = many.flatten() {
         return out;
     }
-    assert_inexact(x, w);
+    if is_exact() {
+        return product_in_order(x, &swapped(w.clone()));
+    }
     // CubeK's kernels read rows with padding between them as they are
     let contiguous = x.is_contiguous() && w.is_contiguous();
     let few = contiguous.then(|| skinny_gemm::product(x, w)).flatten();
     few.unwrap_or_else(|| multiply(x, &swapped(w.clone())))
 }
 
-/// Ends an exact forward pass with matrices that only a library's matmul takes: its order of sums depends on the rows.
-fn assert_inexact(x: &CubeTensor, w: &CubeTensor) {
-    assert!(!is_exact(), "an exact forward pass multiplies {:?} by {:?}, which tiles do not take", x.meta, w.meta);
+/// `a · b` in f32 for exact forward passes, by units that add the products of one input after the other: a library's
+/// other matmuls choose orders of sums by the number of rows.
+///
+/// # Panics
+/// If the matrices are in half precision, where only [`gemm`] has one order.
+fn product_in_order(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
+    assert!(
+        a.dtype == DType::F32,
+        "an exact forward pass multiplies {:?} by {:?}, which tiles do not take",
+        a.meta,
+        b.meta
+    );
+    let ([m, k], [_, n]) = (dims(a), dims(b));
+    let out = empty(a, [m, n], a.dtype);
+    if let Err(why) = launched(&SimpleUnit(Inferred(SimpleUnitSelectionArgs::default())).into(), [a, b], &out) {
+        panic!("a matmul of {m} × {k} × {n} cannot be launched: {why}");
+    }
+    out
 }
 
 /// A matrix the other way round, in the same memory.

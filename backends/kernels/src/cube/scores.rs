@@ -10,6 +10,16 @@ use crate::choice::TILE;
 use crate::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
 use burn::tensor::Int;
 
+/// See [`crate::softcap`].
+pub(crate) fn softcap(logits: Tensor<2>, cap: f64) -> Tensor<2> {
+    let _span = span("scores", 0.0);
+    let logits = detached(logits);
+    let out = empty(&logits, logits.shape(), DType::F32);
+    let n = logits.shape().num_elements();
+    launch!(cap_logits, Grid::elements([&logits], n), [&logits, &out], n, cap as f32, elem(&logits));
+    Cube::tensor(out)
+}
+
 /// See [`crate::score_rows`]: a kernel has tiles of whole rows one after the other, with the bits that they have one by
 /// one.
 pub(crate) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> RowScores {
@@ -105,6 +115,15 @@ struct Tile {
 fn tile_of([rows, width]: [usize; 2], first: usize, scaling: Scaling) -> TileLaunch {
     let cap = scaling.softcap.unwrap_or(1.0);
     TileLaunch::new(rows, width, first as i32, 1.0 / scaling.temperature as f32, cap as f32)
+}
+
+/// Soft-capped logits in f32. A unit has one.
+#[cube(launch, address_type = "dynamic")]
+fn cap_logits<F: Float>(logits: &[F], out: &mut [f32], n: usize, cap: f32, #[define(F)] _dtype: ElemType) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        out[i] = tanh(f32::cast_from(logits[i]) / cap) * cap;
+    }
 }
 
 /// The z of a logit, and its derivative.

@@ -8,8 +8,16 @@ use crate::choice::{Operation, TILE};
 use crate::shapes::{RowGradients, RowScores, RunningScores, Scaling, ScoreGradients};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use firebrick_device::device::is_cpu;
+use firebrick_device::precision::widened;
 
 operations! {
+    /// `cap · tanh(logits / cap)` of raw logits, `[rows, vocab]`, in f32 or wider, rounded as kernels that score logits
+    /// cap them. Not differentiable on GPUs.
+    pub fn softcap(logits: Tensor<2>, cap: f64) -> Tensor<2> {
+        cube: scores if plain(Operation::Scores, &[&logits]);
+        else { (widened(logits) * cap.recip()).tanh() * cap }
+    }
+
     /// Log-probs of targets, `[rows]`, and entropies, given raw logits, `[rows, vocab]`. Not differentiable:
     /// [`score_gradient`] is its gradient.
     pub fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> RowScores {

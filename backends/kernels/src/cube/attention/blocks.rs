@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 pub(super) const BLOCK: usize = BlockRows::Of64.count();
 
 /// A masked score: finite, so that differences of scores are.
-pub(super) const MASKED: f64 = -1.0e30;
+pub(in crate::cube) const MASKED: f64 = -1.0e30;
 
 /// Sizes that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ impl Layout {
 /// One head of some rows: the offset of the first, how many there are, and their stride.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
-pub(super) struct Rows {
+pub(in crate::cube) struct Rows {
     pub at: usize,
     pub count: usize,
     pub pitch: usize,
@@ -74,12 +74,14 @@ pub(super) struct Part {
 }
 
 /// Scores of a block's rows, the first of which is `from` at a position, and `count` rows of a part, of one query head.
+/// Positions of a block's rows are `step` apart: 0 where they are the heads of one token.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
-pub(super) struct Tile {
+pub(in crate::cube) struct Tile {
     pub from: usize,
     pub rows: usize,
     pub position: i32,
+    pub step: i32,
     pub row: i32,
     pub shift: i32,
     pub count: usize,
@@ -160,6 +162,7 @@ pub(super) fn tile_of(block: &Block, part: &Part, count: usize, head: usize) -> 
         from: block.from,
         rows: block.count,
         position: block.position,
+        step: 1i32,
         row: part.row,
         shift: part.shift,
         count,
@@ -221,7 +224,7 @@ pub(super) fn masked_score(
 ) -> f32 {
     let (score, _) = scored(product, layout, sizes);
     let mut z = score;
-    let query = tile.position + r as i32;
+    let query = tile.position + r as i32 * tile.step;
     let key = tile.row + tile.shift + c as i32;
     if r >= tile.rows || c >= tile.count || !is_visible(query, key, layout.window) {
         z = f32::new(MASKED);

@@ -5,7 +5,9 @@ use super::super::blocks::{
     Layout, Sizes, Tile, block_rows, from_row, key_block, key_rows, pair_gradient, pair_of, query_block, tile_of,
     tile_rows, visible_keys, visible_queries,
 };
-use super::tile::{OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
+use super::tile::{
+    OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, list_rows, product, store, write_tile,
+};
 use cubecl::prelude::*;
 
 /// Turns products of queries and keys (`scores`) into probabilities P, and products of values and output gradients
@@ -59,6 +61,7 @@ pub(crate) fn query_backward<F: Float>(
 ) {
     let dim = comptime!(sizes.dim);
     let each = comptime!(dim.div_ceil(SIDE));
+    let mut places = Shared::<[u32]>::new_slice(TILE);
     let mut stage = Shared::<[f32]>::new_slice(STAGE);
     let mut tile = Shared::<[f32]>::new_slice(comptime!(BLOCK * TILE_PITCH));
     let mut scores = Array::<f32>::new(comptime!(OWN * OTHER));
@@ -74,19 +77,20 @@ pub(crate) fn query_backward<F: Float>(
         while row < keys.end {
             let part = from_row(&keys, row);
             let other = key_rows(&part, &block, &layout, dim, TILE);
+            list_rows(&mut places, other.count);
             clear(&mut scores, comptime!(OWN * OTHER));
             clear(&mut upstream, comptime!(OWN * OTHER));
-            product::<F>(q, &query_rows, k, &other, &mut stage, &mut scores, dim);
-            product::<F>(gradient, &query_rows, v, &other, &mut stage, &mut upstream, dim);
+            product::<F>(q, &query_rows, k, &other, &places, &mut stage, &mut scores, OWN, dim);
+            product::<F>(gradient, &query_rows, v, &other, &places, &mut stage, &mut upstream, OWN, dim);
             let pairs = tile_of(&block, &part, other.count, block.head);
             score_gradients(&mut scores, &mut upstream, numbers, &pairs, &layout, true, sizes);
-            write_tile(&mut upstream, &mut tile);
-            accumulate::<F>(&mut tile, k, &other, &mut stage, &mut sums, dim);
+            write_tile(&mut upstream, &mut tile, OWN);
+            accumulate::<F>(&mut tile, k, &other, &places, &mut stage, &mut sums, OWN, dim);
             row += TILE as i32;
         }
         entry += 1;
     }
-    store::<F>(&mut sums, d_q, &query_rows, block.writes, dim);
+    store::<F>(&mut sums, d_q, &query_rows, block.writes, OWN, dim);
 }
 
 /// dK and dV of a block of keys of one key head.
@@ -106,6 +110,7 @@ pub(crate) fn key_value_backward<F: Float>(
 ) {
     let dim = comptime!(sizes.dim);
     let each = comptime!(dim.div_ceil(SIDE));
+    let mut places = Shared::<[u32]>::new_slice(TILE);
     let mut stage = Shared::<[f32]>::new_slice(STAGE);
     let mut tile = Shared::<[f32]>::new_slice(comptime!(BLOCK * TILE_PITCH));
     let mut scores = Array::<f32>::new(comptime!(OWN * OTHER));
@@ -125,22 +130,23 @@ pub(crate) fn key_value_backward<F: Float>(
             while row < queries.end {
                 let part = from_row(&queries, row);
                 let other = tile_rows(&part, layout.heads, head, dim, TILE);
+                list_rows(&mut places, other.count);
                 clear(&mut scores, comptime!(OWN * OTHER));
                 clear(&mut upstream, comptime!(OWN * OTHER));
-                product::<F>(k, &key_block_rows, q, &other, &mut stage, &mut scores, dim);
-                product::<F>(v, &key_block_rows, gradient, &other, &mut stage, &mut upstream, dim);
+                product::<F>(k, &key_block_rows, q, &other, &places, &mut stage, &mut scores, OWN, dim);
+                product::<F>(v, &key_block_rows, gradient, &other, &places, &mut stage, &mut upstream, OWN, dim);
                 let pairs = tile_of(&block, &part, other.count, head);
                 score_gradients(&mut scores, &mut upstream, numbers, &pairs, &layout, false, sizes);
-                write_tile(&mut scores, &mut tile);
-                accumulate::<F>(&mut tile, gradient, &other, &mut stage, &mut value_sums, dim);
-                write_tile(&mut upstream, &mut tile);
-                accumulate::<F>(&mut tile, q, &other, &mut stage, &mut key_sums, dim);
+                write_tile(&mut scores, &mut tile, OWN);
+                accumulate::<F>(&mut tile, gradient, &other, &places, &mut stage, &mut value_sums, OWN, dim);
+                write_tile(&mut upstream, &mut tile, OWN);
+                accumulate::<F>(&mut tile, q, &other, &places, &mut stage, &mut key_sums, OWN, dim);
                 row += TILE as i32;
             }
             head += 1;
         }
         entry += 1;
     }
-    store::<F>(&mut key_sums, d_k, &key_block_rows, block.writes, dim);
-    store::<F>(&mut value_sums, d_v, &key_block_rows, block.writes, dim);
+    store::<F>(&mut key_sums, d_k, &key_block_rows, block.writes, OWN, dim);
+    store::<F>(&mut value_sums, d_v, &key_block_rows, block.writes, OWN, dim);
 }
