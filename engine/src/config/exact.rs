@@ -18,6 +18,8 @@ impl RunConfig {
                 && self.inexact_on(backend).is_none()
                 && self.inexact_setting().is_none()
                 && inexact_model(arch).is_none()
+                // token by token where training takes chunks
+                && arch.delta_net.is_none()
                 && !corrects()
         })
     }
@@ -90,11 +92,6 @@ impl RunConfig {
 /// Property of a model for which exact log-probs are not built on any device.
 fn inexact_model(arch: &Arch) -> Option<&'static str> {
     let grows = |rope: &Rope| matches!(rope.scaling, RopeScaling::Dynamic { .. });
-    if arch.delta_net.is_some() {
-        Some("linear attention, which trains in chunks and samples token by token")
-    } else if arch.ropes.iter().flatten().any(grows) {
-        Some("rope_type: dynamic, whose angles depend on the longest sequence of a batch")
-    } else {
-        None
-    }
+    let grow = arch.ropes.iter().flatten().any(grows);
+    grow.then_some("rope_type: dynamic, whose angles depend on the longest sequence of a batch")
 }

@@ -36,9 +36,6 @@ impl Decoder {
     /// Why this model cannot be computed exactly.
     fn inexact(&self) -> Option<String> {
         let Self { arch, device, .. } = self;
-        if arch.delta_net.is_some() {
-            return Some("is not built for linear attention, which trains in chunks and samples token by token".into());
-        }
         let group = arch.num_heads / arch.num_kv_heads;
         if !is_exact_on(device, arch.precision.dtype(device), [group, arch.head_dim]) {
             return Some(format!(

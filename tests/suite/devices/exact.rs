@@ -30,10 +30,14 @@ on_devices! {
 /// Numbers of a head that tensor cores take too.
 const HEAD: usize = 64;
 
-/// The configuration of a fixture's model, with wider heads.
-fn config(dir: &Path) -> Map<String, Value> {
+/// The configuration of a fixture's model with wider heads and some keys changed.
+fn config(dir: &Path, changes: Value) -> Map<String, Value> {
     let text = std::fs::read_to_string(dir.join("config.json")).expect("a configuration");
     let Value::Object(mut config) = serde_json::from_str(&text).expect("JSON") else { unreachable!("an object") };
+    // of a model that also reads images, the part for text
+    if let Some(Value::Object(text)) = config.remove("text_config") {
+        config = text;
+    }
     config.insert("head_dim".into(), json!(HEAD));
     // families without a size of heads divide the hidden size
     let narrow = Arch::from_config(&config, dir).is_ok_and(|arch| arch.head_dim != HEAD);
@@ -41,6 +45,8 @@ fn config(dir: &Path) -> Map<String, Value> {
         config.insert("hidden_size".into(), json!(HEAD as u64 * heads));
     }
     config.insert("initializer_range".into(), json!(0.2));
+    let Value::Object(changes) = changes else { unreachable!("an object") };
+    config.extend(changes);
     config
 }
 
@@ -58,17 +64,7 @@ fn exact_model_with_adapters(
     device: &Device,
 ) -> Result<Model, String> {
     let mut model = Model::load(dir);
-    let arch = match model.decoder.arch().clone() {
-        arch if arch.delta_net.is_some() => arch,
-        _ => {
-            let mut config = config(dir);
-            if let Value::Object(changes) = changes {
-                config.extend(changes);
-            }
-            Arch::from_config(&config, dir).expect("a known family")
-        }
-    };
-    let arch = arch.in_precision(precision);
+    let arch = Arch::from_config(&config(dir, changes), dir).expect("a known family").in_precision(precision);
     let decoder = Decoder::random(arch, 1, device);
     let decoder = rank.map_or(decoder.clone(), |rank| adapted(&decoder, rank));
     model.decoder = decoder.with_exact_sums().map_err(|error| error.to_string())?;
@@ -126,13 +122,7 @@ fn sampled_log_probs_are_those_of_training_to_the_bit_for_every_family(device: &
     let mut models = 0;
     for precision in different_precisions(device) {
         for dir in folders("models") {
-            let model = match exact_model(&dir, json!({}), precision, device) {
-                Ok(model) => model,
-                Err(why) => {
-                    assert!(why.contains("linear attention"), "{}: {why}", dir.display());
-                    continue;
-                }
-            };
+            let model = exact_model(&dir, json!({}), precision, device).expect("it is computed exactly");
             // their angles depend on the longest sequence of a batch
             if model.name == "llama-rope-dynamic" {
                 continue;
@@ -234,21 +224,16 @@ fn a_run_has_ratios_of_one_and_no_pass_for_old_log_probs(device: &Device) {
 }
 
 fn what_cannot_be_exact_is_refused_with_the_reason(device: &Device) {
-    let dir = crate::support::fixtures().join("models/qwen3_5");
+    if is_cpu(device) {
+        return;
+    }
     let refused = |arch: Arch| {
         let refused = Decoder::random(arch, 1, device).with_exact_sums();
         refused.expect_err("it cannot be exact").to_string()
     };
-    assert!(refused(Model::load(&dir).decoder.arch().clone()).contains("linear attention"));
-    if is_cpu(device) {
-        return;
-    }
     let dir = crate::support::fixtures().join("models/llama-gqa");
     let with = |changes: Value, precision: Precision| {
-        let mut config = config(&dir);
-        let Value::Object(changes) = changes else { unreachable!("an object") };
-        config.extend(changes);
-        refused(Arch::from_config(&config, &dir).expect("a known family").in_precision(precision))
+        refused(Arch::from_config(&config(&dir, changes), &dir).expect("a known family").in_precision(precision))
     };
     let heads = json!({"head_dim": 8, "num_attention_heads": 65, "num_key_value_heads": 1});
     let why = with(heads, Precision::F32);

@@ -98,15 +98,24 @@ fn the_forward_pass_of_an_update_has_the_samplers_log_probs_in_every_kind_of_lay
             "model_type: qwen3_moe, num_experts: 8, num_experts_per_tok: 3, moe_intermediate_size: 16, norm_topk_prob: false",
             false,
         ),
+        (
+            "model_type: gpt_oss, num_local_experts: 4, num_experts_per_tok: 2, sliding_window: 4, \
+             layer_types: [sliding_attention, full_attention, sliding_attention]",
+            false,
+        ),
+        (
+            "model_type: qwen3_5_text, linear_num_key_heads: 2, linear_num_value_heads: 4, linear_key_head_dim: 8, \
+             linear_value_head_dim: 8, layer_types: [linear_attention, full_attention, linear_attention]",
+            false,
+        ),
         ("model_type: gemma3_text, sliding_window: 4", false),
         ("model_type: gemma2, sliding_window: 4", false),
         ("model_type: qwen2", false),
     ] {
         let bench = Bench::new();
         let replay = format!("rollout.router_replay={replays}");
-        succeeded(
-            &bench.firebrick("train", &[&arch(family), &replay, "rollout.n=32", "update.ppo_mini_batch_size=null"]),
-        );
+        let exact = ["rollout.exact=true", "rollout.n=32", "update.ppo_mini_batch_size=null"];
+        succeeded(&bench.firebrick("train", &[&[arch(family).as_str(), &replay][..], &exact].concat()));
         for line in &metrics(&bench, "run")[1..] {
             assert_eq!(line["training/rollout_probs_diff_max"].as_f64().map(f64::to_bits), Some(0), "{family}: {line}");
             assert_eq!(line["actor/ppo_kl"].as_f64().map(f64::to_bits), Some(0), "{family}: {line}");
@@ -252,6 +261,6 @@ fn what_the_engine_cannot_do_is_refused() {
         refused(&Bench::new().firebrick("train", &[setting]), parts);
     }
     let half = |setting: &str| Bench::new().firebrick("train", &[setting, "precision=bf16"]);
-    refused(&half("rollout.exact=true"), &["rollout.exact", "f32 on the CPU", "device: cuda"]);
+    refused(&half("rollout.exact=true"), &["rollout.exact", "needs f32", "device: cuda"]);
     refused(&half("rollout={exact: true, pack_weights: true}"), &["rollout.exact", "rollout.pack_weights"]);
 }

@@ -3,7 +3,7 @@
 //! A value head has a state S of shape `[key_dim, value_dim]`. A token decays it by eᵍ, replaces a part β of what it
 //! holds for the key k by the value v, and reads it with the query q: `S ← eᵍ S`, `S ← S + k (β (v − Sᵀ k))ᵀ`, `o = Sᵀ
 //! q`. Queries and keys are divided by their norms first, queries also by √`key_dim`. One token is computed like this
-//! (`token`); longer sequences in chunks (`chunk`).
+//! (`token`); longer sequences in chunks (`chunk`), or within [`exact`](crate::exact()) token by token.
 
 mod backward;
 mod chunk;
@@ -15,6 +15,7 @@ mod token;
 
 use super::prelude::*;
 use crate::delta::{DeltaHeads, SequenceRows, StateRows};
+use crate::exact::is_exact;
 use backward::backward;
 use chunk::{CHUNK, Keys, Scratch};
 use inputs::Inputs;
@@ -72,6 +73,7 @@ fn forward<T: Real>(
     let target = SharedPtr(out.as_mut_ptr());
     let pool = pool.map(|pool| SharedStates::of_pool(SharedPtr(elements_mut::<T>(pool).as_mut_ptr()), heads));
     let tree = sequences.generations();
+    let by_token = is_exact();
     let mut ends = States::new(tree.handed()[0], heads);
     let ends = ends.shared();
     for members in &tree.members {
@@ -98,8 +100,8 @@ fn forward<T: Real>(
                 None if *begins => states.fill(T::ZERO),
                 None => {}
             }
-            if let [row] = rows.clone().collect::<Vec<_>>()[..] {
-                step(&inputs, key_head, row, states, delta, target);
+            if by_token || rows.len() == 1 {
+                rows.clone().for_each(|row| step(&inputs, key_head, row, states, delta, target));
             } else {
                 run_chunks(&inputs, key_head, rows, states, (keys, scratch), Some(target));
             }
