@@ -27,18 +27,14 @@ pub fn exact<R>(on: bool, work: impl FnOnce() -> R) -> R {
 }
 
 /// Returns true if kernels compute exactly on a device, in a type, with heads of `dim` elements in groups of `group` to a
-/// key head: in f32 on the CPU, and on GPUs in groups of 64 at most; in half precision on NVIDIA's tensor cores from Ampere
-/// on, with heads of 64, 96 or 128 in groups of 16 at most.
+/// key head: on the CPU in f32, and on GPUs in any type, in groups of 64 at most.
 pub fn is_exact_on(device: &Device, dtype: DType, [group, dim]: [usize; 2]) -> bool {
     by_device!(
         device,
         cpu => dtype == DType::F32,
-        cube => crate::cube::paged::is_exact_on(device, dtype, [group, dim]),
+        cube => crate::cube::paged::is_exact_on(device, [group, dim]),
     )
 }
-
-/// What the outputs and the inputs of a matrix have to be multiples of for exact products in half precision on a GPU.
-pub const EXACT_MULTIPLES: [usize; 2] = [2, 8];
 
 /// True within [`exact`].
 pub(crate) fn is_exact() -> bool {

@@ -34,7 +34,7 @@ mod step;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
-pub use exact::{EXACT_MULTIPLES, exact, is_exact_on};
+pub use exact::{exact, is_exact_on};
 pub use firebrick_device::team::with_team;
 pub use firebrick_device::thread_pool::in_thread_pool;
 pub use firebrick_metadata::delta::{DeltaHeads, SequenceRows, StateRows, write_slots};

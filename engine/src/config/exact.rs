@@ -79,10 +79,10 @@ impl RunConfig {
     /// Reason why exact log-probs are not built for a device.
     fn inexact_on(&self, backend: Backend) -> Option<String> {
         let sampled = self.rollout.precision(self.precision);
-        (sampled.is_half() && backend != Backend::Cuda).then(|| {
+        (sampled.is_half() && backend == Backend::Cpu).then(|| {
             format!(
-                "needs f32, or bf16 or f16 on an NVIDIA GPU (device: cuda); this run samples in {sampled} on {}, and \
-                 log-probs then depend on the batch in their last digits; remove rollout.exact",
+                "needs f32 on the CPU, or a GPU; this run samples in {sampled} on {}, and log-probs then depend on the batch \
+                 in their last digits; remove rollout.exact",
                 backend.name()
             )
         })

@@ -18,7 +18,9 @@ pub(super) mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
+use super::paged::flash_decodes_in_order;
 use super::prelude::*;
+use crate::exact::is_exact;
 use crate::prefix_groups::BlockRows;
 use crate::shapes::AttentionShape;
 pub(super) use blocks::Sizes;
@@ -55,8 +57,8 @@ macro_rules! launch_version {
         let sizes = Sizes { dim: dims::<3>(like)[2], capped: params.capped };
         let table = integers(&params.blocks.table(BLOCK).entries);
         let (grid, layout, dtype) = (Grid::cubes([like], $count), params.layout.argument(), elem(like));
-        // shared memory has to be enough too
-        if sizes.dim.is_multiple_of(SIDE) && has_tensor_cores(like, sizes.shared_bytes()) {
+        // shared memory has to be enough too, and only `simt` has kernels of one order
+        if !is_exact() && sizes.dim.is_multiple_of(SIDE) && has_tensor_cores(like, sizes.shared_bytes()) {
             launch!(tensor_core::$kernel, grid, VECTOR, [$($buffer,)* &table], layout, sizes, dtype);
         } else {
             launch!(simt::$kernel, grid, [$($buffer,)* &table], layout, sizes, dtype);
@@ -94,7 +96,7 @@ impl Attention {
         let out = empty_or_zeros(q, q.shape(), q.dtype, params.whole);
         let lse = empty_or_zeros(q, [rows, heads], DType::F32, params.whole);
         let sinks = sinks.map(|sinks| widened::<2>(Cube::tensor(sinks.clone())));
-        if flash::takes(q) {
+        if flash::takes(q) && (!is_exact() || flash_decodes_in_order(q, params.layout.group)) {
             let sinks = sinks.map(|sinks| Cube::contiguous(Cube::primitive(sinks)));
             flash::forward(&params, [q, k, v], sinks.as_ref(), &out, &lse);
             return [out, lse];

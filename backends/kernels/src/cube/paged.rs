@@ -177,15 +177,14 @@ fn decode_attention(
     let flash =
         flash_decode::Params { table: &params.table, pool: params.pool, layout: &params.layout, sizes: params.sizes };
     if is_exact() {
-        let taken = pool.scales.is_none() && takes_in_order(&pool.keys, pool.keys.dtype, [group, dim]);
-        assert!(taken, "no exact decoding with heads of {dim} in groups of {group}");
+        assert!(pool.scales.is_none(), "no exact decoding with a cache in 8 bits");
         params.step(Step::Append, rows * kv);
-        let out = if pool.keys.dtype == DType::F32 {
-            params.attend_in_order(group)
-        } else {
+        let out = if flash_decode::takes_in_order(&pool.keys, group, dim) {
             let out = empty(&params.out, [rows, width], params.out.dtype);
             flash.attend_in_order(&params.out, params.sinks.as_ref(), &out);
             out
+        } else {
+            params.attend_in_order(group)
         };
         return (Cube::tensor(out), pool.close());
     }
@@ -202,18 +201,16 @@ fn decode_attention(
 }
 
 /// See [`crate::is_exact_on`].
-pub(crate) fn is_exact_on(device: &Device, dtype: DType, heads: [usize; 2]) -> bool {
-    let like: CubeTensor = Cube::primitive(Tensor::<1>::zeros([1], (device, dtype)));
+pub(crate) fn is_exact_on(device: &Device, [group, dim]: [usize; 2]) -> bool {
     let kernels = [Operation::DecodeAttention, Operation::LongAttention, Operation::Scores, Operation::Draw];
-    kernels.into_iter().all(|operation| available(operation, device)) && takes_in_order(&like, dtype, heads)
+    let heads = group <= in_order::MAX_GROUP && dim <= in_order::MAX_DIM;
+    heads && kernels.into_iter().all(|operation| available(operation, device))
 }
 
-/// Returns true if decoding adds as the forward pass of training does, with heads of `dim` elements in groups of `group`.
-fn takes_in_order(like: &CubeTensor, dtype: DType, [group, dim]: [usize; 2]) -> bool {
-    match dtype {
-        DType::F32 => group <= in_order::MAX_GROUP && dim <= in_order::MAX_DIM,
-        _ => flash_decode::takes_in_order(like, group, dim),
-    }
+/// Returns true if exact decoding takes the kernel of the tensor cores, with heads like these queries' in groups of `group`.
+pub(super) fn flash_decodes_in_order(q: &CubeTensor, group: usize) -> bool {
+    let [.., dim] = dims::<3>(q);
+    flash_decode::takes_in_order(q, group, dim)
 }
 
 /// Parts into which the columns of a row are divided, so that cubes fill the GPU.
@@ -262,7 +259,7 @@ impl LaunchParams<'_> {
         }
     }
 
-    /// Attention of rotated queries in f32 to the tokens in the pool, the new ones among them, in the order of sums of
+    /// Attention of rotated queries to the tokens in the pool, the new ones among them, in the order of sums of
     /// the forward pass of training.
     fn attend_in_order(&self, group: usize) -> CubeTensor {
         let (q, CubePool { keys, values, .. }) = (&self.out, self.pool);

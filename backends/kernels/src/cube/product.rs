@@ -329,18 +329,9 @@ pub(super) fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     few.unwrap_or_else(|| multiply(x, &swapped(w.clone())))
 }
 
-/// `a · b` in f32 for exact forward passes, by units that add the products of one input after the other: a library's
-/// other matmuls choose orders of sums by the number of rows.
-///
-/// # Panics
-/// If the matrices are in half precision, where only [`gemm`] has one order.
+/// `a · b` for exact forward passes where [`gemm`] does not take the matrices, by units that add the products of one input
+/// after the other: other matmuls of a library choose orders of sums by the number of rows.
 fn product_in_order(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
-    assert!(
-        a.dtype == DType::F32,
-        "an exact forward pass multiplies {:?} by {:?}, which tiles do not take",
-        a.meta,
-        b.meta
-    );
     let ([m, k], [_, n]) = (dims(a), dims(b));
     let out = empty(a, [m, n], a.dtype);
     if let Err(why) = launched(&SimpleUnit(Inferred(SimpleUnitSelectionArgs::default())).into(), [a, b], &out) {

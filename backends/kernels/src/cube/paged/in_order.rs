@@ -1,4 +1,4 @@
-//! Decode attention in f32 with the sums of the forward pass of training: the query heads of a key head are the rows of a
+//! Decode attention with the sums of the forward pass of training on SIMT units: the query heads of a key head are the rows of a
 //! block, and a sequence's tokens its keys, in the same tiles and the same order (`attention::simt`).
 
 use super::place;
