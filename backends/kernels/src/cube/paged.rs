@@ -182,11 +182,11 @@ fn decode_attention(
         let out = if flash_decode::takes_in_order(&pool.keys, group, dim) {
             let out = empty(&params.out, [rows, width], params.out.dtype);
             flash.attend_in_order(&params.out, params.sinks.as_ref(), &out);
-            out
+            Cube::tensor(out)
         } else {
             params.attend_in_order(group)
         };
-        return (Cube::tensor(out), pool.close());
+        return (out, pool.close());
     }
     if let (true, 1, NewTokens::Joined { qkv, bias }) = (on_tensor_cores, parts, &params.new) {
         flash.attend(qkv, bias.as_ref(), &params.angles, params.sinks.as_ref(), &params.out);
@@ -261,7 +261,7 @@ impl LaunchParams<'_> {
 
     /// Attention of rotated queries to the tokens in the pool, the new ones among them, in the order of sums of
     /// the forward pass of training.
-    fn attend_in_order(&self, group: usize) -> CubeTensor {
+    fn attend_in_order(&self, group: usize) -> Tensor<2> {
         let (q, CubePool { keys, values, .. }) = (&self.out, self.pool);
         let (tasks, Sizes { dim, capped, .. }) = (self.layout.rows * self.layout.kv, self.sizes);
         let out = empty(q, [self.layout.rows, self.layout.kv * group, dim], q.dtype);
@@ -279,12 +279,12 @@ impl LaunchParams<'_> {
             sizes,
             elem(q)
         );
-        let mut out = match &self.sinks {
-            Some(sinks) => attention::join_sinks(out, lse, Cube::tensor(sinks.clone()))[0].clone(),
-            None => out,
+        let [out, _] = match &self.sinks {
+            Some(sinks) => attention::join_sinks(out, lse, Cube::tensor(sinks.clone())),
+            None => [out, lse],
         };
-        out.meta = q.meta.clone();
-        out
+        let out: Tensor<3> = Cube::tensor(out);
+        out.flatten(1, 2)
     }
 
     /// Three launches, with `parts` cubes for the columns of a row.
