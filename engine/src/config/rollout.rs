@@ -63,8 +63,8 @@ pub struct RolloutConfig {
     pub max_model_len: Option<usize>,
     /// Sample with log-probs that equal the trainer's to the bit, so that updates can take them as the old ones and ratios
     /// on-policy are 1. Needs f32 on the CPU, or a GPU, which then decodes without the kernels for few rows; rejects
-    /// settings and models that round otherwise in sampling than in training. `null`: on the CPU in f32, where it costs
-    /// nothing, unless such a setting or model, linear attention, `rollout_is` or `rollout_rs` prevents it.
+    /// settings and models that round otherwise in sampling than in training. `null`: on the CPU in f32, at no
+    /// cost, unless such a setting or model, linear attention, `rollout_is` or `rollout_rs` prevents it.
     pub exact: Option<bool>,
     /// Float type of sampling, `bf16` or `f16`; log-probs then differ from the trainer's. `null`: the run's.
     pub precision: Option<Precision>,

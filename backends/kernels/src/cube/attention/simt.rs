@@ -6,5 +6,5 @@ mod tile;
 
 pub(super) use backward::{key_value_backward, query_backward};
 pub(super) use forward::attention_forward;
-pub(in crate::cube) use forward::{attend_tile, finish_softmax};
-pub(in crate::cube) use tile::{NO_ROW, SIDE, STAGE, TILE, TILE_PITCH, clear, store};
+pub(in crate::cube) use forward::{KeyRows, attend};
+pub(in crate::cube) use tile::{NO_ROW, SIDE, STAGE, TILE};

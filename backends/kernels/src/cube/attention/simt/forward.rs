@@ -1,12 +1,44 @@
 //! The forward pass of blocks of queries.
 
-use super::super::blocks::BLOCK;
-use super::super::blocks::{Block, Layout, MASKED, Rows, Sizes, Tile, block_rows, masked_score, query_block};
+use super::super::blocks::{Layout, MASKED, Rows, Sizes, Tile, block_rows, masked_score, query_block};
 use super::tile::{
     LANES, NO_ROW, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile,
 };
 use crate::cube::prelude::*;
 use crate::prefix_groups::SPAN_FIELDS;
+
+/// The keys that a block of queries sees, by their positions.
+#[cube]
+pub(crate) trait KeyRows: CubeType {
+    /// The row of the key at a position, or [`NO_ROW`].
+    fn row(this: &Self, table: &[i32], position: i32) -> u32;
+}
+
+/// Keys in spans: entries of a table up to `last`, and the position after the last key.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+struct Spans {
+    at: usize,
+    last: usize,
+    end: i32,
+}
+
+#[cube]
+impl KeyRows for Spans {
+    fn row(this: &Self, table: &[i32], position: i32) -> u32 {
+        let mut span = this.at;
+        while span + SPAN_FIELDS < this.last && position >= table[span + SPAN_FIELDS + 2] {
+            span += SPAN_FIELDS;
+        }
+        let behind = position - table[span + 2];
+        let mut row = u32::cast_from(NO_ROW);
+        // there is none before the first position that is known
+        if behind >= 0 && position < this.end {
+            row = (table[span] + behind) as u32;
+        }
+        row
+    }
+}
 
 /// Turns products of queries and keys into scores, in place, and masks keys that a query does not see.
 #[cube]
@@ -80,52 +112,10 @@ fn online_softmax(
     (now, fma(total, shrunk, sum))
 }
 
-/// Adds a tile of keys and values, at `places`, to the softmax of a block's queries: `mixed` are the weighted sums of
-/// values; the row's maximum and a unit's sum of weights are returned.
-#[cube]
-pub(crate) fn attend_tile<F: Float>(
-    q: &[F],
-    k: &[F],
-    v: &[F],
-    query_rows: &Rows,
-    key_rows: &Rows,
-    places: &Shared<[u32]>,
-    stage: &mut Shared<[f32]>,
-    tile: &mut Shared<[f32]>,
-    mixed: &mut Array<f32>,
-    pairs: &Tile,
-    layout: &Layout,
-    largest: f32,
-    total: f32,
-    #[comptime] own: usize,
-    #[comptime] sizes: Sizes,
-) -> (f32, f32) {
-    let dim = comptime!(sizes.dim);
-    let each = comptime!(dim.div_ceil(SIDE));
-    let mut scores = Array::<f32>::new(comptime!(own * OTHER));
-    clear(&mut scores, comptime!(own * OTHER));
-    product::<F>(q, query_rows, k, key_rows, places, stage, &mut scores, own, dim);
-    score(&mut scores, pairs, layout, own, sizes);
-    write_tile(&mut scores, tile, own);
-    sync_cube();
-    let (now, sum) = online_softmax(tile, stage, largest, total, own);
-    #[unroll]
-    for i in 0..own {
-        let shrunk = stage[UNIT_POS as usize / SIDE + comptime!(UNITS + i * SIDE)];
-        #[unroll]
-        for j in 0..each {
-            mixed[comptime!(i * each + j)] *= shrunk;
-        }
-    }
-    sync_cube();
-    accumulate::<F>(tile, v, key_rows, places, stage, mixed, own, dim);
-    (now, sum)
-}
-
 /// Ends the online softmax: divides the accumulators by the sums of weights, and writes every row's logsumexp to
 /// `lse_rows`. A row that sees no key keeps its zeros.
 #[cube]
-pub(crate) fn finish_softmax(
+fn finish_softmax(
     mixed: &mut Array<f32>,
     stage: &mut Shared<[f32]>,
     lse: &mut [f32],
@@ -166,30 +156,85 @@ pub(crate) fn finish_softmax(
     }
 }
 
-/// Lists the rows of the keys at a tile's positions, from `position` on, whatever spans they are in.
+/// Attention of a block of queries: the output, and the logsumexps in `lse_rows`. `queries` has the block's rows and their
+/// positions. Tiles of keys begin at multiples of [`TILE`] positions from `first` on, up to `end`, so that the order of a
+/// row's sums depends on its position alone, not on the block or on where its keys are.
 #[cube]
-fn list_keys(table: &[i32], layout: &Layout, block: &Block, position: i32, places: &mut Shared<[u32]>) {
-    if UNIT_POS < TILE as u32 {
-        let at = position + UNIT_POS as i32;
-        let mut entry = block.entry;
-        while entry + 1 < block.last && at >= table[layout.spans + (entry + 1) * SPAN_FIELDS + 2] {
-            entry += 1;
+pub(crate) fn attend<F: Float, K: KeyRows>(
+    q: &[F],
+    k: &[F],
+    v: &[F],
+    out: &mut [F],
+    lse: &mut [f32],
+    table: &[i32],
+    keys: &K,
+    query_rows: &Rows,
+    key_rows: &Rows,
+    lse_rows: &Rows,
+    queries: &Tile,
+    first: i32,
+    end: i32,
+    layout: &Layout,
+    writes: bool,
+    #[comptime] own: usize,
+    #[comptime] sizes: Sizes,
+) {
+    let dim = comptime!(sizes.dim);
+    let each = comptime!(dim.div_ceil(SIDE));
+    let mut places = Shared::<[u32]>::new_slice(TILE);
+    let mut stage = Shared::<[f32]>::new_slice(STAGE);
+    let mut tile = Shared::<[f32]>::new_slice(comptime!(own * SIDE * TILE_PITCH));
+    let mut scores = Array::<f32>::new(comptime!(own * OTHER));
+    let mut mixed = Array::<f32>::new(comptime!(own * each));
+    clear(&mut mixed, comptime!(own * each));
+    let mut largest = f32::new(MASKED);
+    let mut total = 0.0f32;
+    let mut position = first / TILE as i32 * TILE as i32;
+    while position < end {
+        if UNIT_POS < TILE as u32 {
+            places[UNIT_POS as usize] = K::row(keys, table, position + UNIT_POS as i32);
         }
-        let span = layout.spans + entry * SPAN_FIELDS;
-        let behind = at - table[span + 2];
-        let mut place = u32::cast_from(NO_ROW);
-        // there are none behind the last query, and before the first position that is known
-        if behind >= 0 && at < block.position + block.count as i32 {
-            place = (table[span] + behind) as u32;
+        sync_cube();
+        clear(&mut scores, comptime!(own * OTHER));
+        product::<F>(q, query_rows, k, key_rows, &places, &mut stage, &mut scores, own, dim);
+        score(&mut scores, &at_position(queries, position), layout, own, sizes);
+        write_tile(&mut scores, &mut tile, own);
+        sync_cube();
+        let (now, sum) = online_softmax(&mut tile, &mut stage, largest, total, own);
+        largest = now;
+        total = sum;
+        #[unroll]
+        for i in 0..own {
+            let shrunk = stage[UNIT_POS as usize / SIDE + comptime!(UNITS + i * SIDE)];
+            #[unroll]
+            for j in 0..each {
+                mixed[comptime!(i * each + j)] *= shrunk;
+            }
         }
-        places[UNIT_POS as usize] = place;
+        sync_cube();
+        accumulate::<F>(&mut tile, v, key_rows, &places, &mut stage, &mut mixed, own, dim);
+        position += TILE as i32;
     }
-    sync_cube();
+    finish_softmax(&mut mixed, &mut stage, lse, lse_rows, largest, total, writes, own, each);
+    store::<F>(&mut mixed, out, query_rows, writes, own, dim);
 }
 
-/// The output and the logsumexps of a block of queries of one head. Tiles of keys begin at multiples of [`TILE`]
-/// positions, so that the order of a row's sums depends on its position alone, not on where blocks and shared prefixes
-/// end.
+/// The scores of a block's queries and the keys from a position on.
+#[cube]
+fn at_position(queries: &Tile, position: i32) -> Tile {
+    Tile {
+        from: queries.from,
+        rows: queries.rows,
+        position: queries.position,
+        step: queries.step,
+        row: position,
+        shift: 0i32,
+        count: TILE,
+        head: queries.head,
+    }
+}
+
+/// The output and the logsumexps of a block of queries of one head.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn attention_forward<F: Float>(
     q: &[F],
@@ -203,53 +248,42 @@ pub(crate) fn attention_forward<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let dim = comptime!(sizes.dim);
-    let each = comptime!(dim.div_ceil(SIDE));
-    let mut places = Shared::<[u32]>::new_slice(TILE);
-    let mut stage = Shared::<[f32]>::new_slice(STAGE);
-    let mut tile = Shared::<[f32]>::new_slice(comptime!(BLOCK * TILE_PITCH));
-    let mut mixed = Array::<f32>::new(comptime!(OWN * each));
-    clear(&mut mixed, comptime!(OWN * each));
     let block = query_block(table, &layout);
-    let query_rows = block_rows(&block, layout.heads, dim);
-    let kv = layout.heads / layout.group;
+    let (heads, kv) = (layout.heads, layout.heads / layout.group);
+    let end = block.position + block.count as i32;
+    let keys =
+        Spans { at: layout.spans + block.entry * SPAN_FIELDS, last: layout.spans + block.last * SPAN_FIELDS, end };
+    let queries = Tile {
+        from: block.from,
+        rows: block.count,
+        position: block.position,
+        step: 1i32,
+        row: 0i32,
+        shift: 0i32,
+        count: TILE,
+        head: block.head,
+    };
+    let query_rows = block_rows(&block, heads, dim);
     let key_rows = Rows { at: block.head / layout.group * dim, count: TILE, pitch: kv * dim };
-    let mut largest = f32::new(MASKED);
-    let mut total = 0.0f32;
-    let mut position = max(block.position - layout.window + 1, 0) / TILE as i32 * TILE as i32;
-    while position < block.position + block.count as i32 {
-        list_keys(table, &layout, &block, position, &mut places);
-        let pairs = Tile {
-            from: block.from,
-            rows: block.count,
-            position: block.position,
-            step: 1i32,
-            row: position,
-            shift: 0i32,
-            count: TILE,
-            head: block.head,
-        };
-        let (now, sum) = attend_tile::<F>(
-            q,
-            k,
-            v,
-            &query_rows,
-            &key_rows,
-            &places,
-            &mut stage,
-            &mut tile,
-            &mut mixed,
-            &pairs,
-            &layout,
-            largest,
-            total,
-            OWN,
-            sizes,
-        );
-        largest = now;
-        total = sum;
-        position += TILE as i32;
-    }
-    let lse_rows = Rows { at: block.from * layout.heads + block.head, count: block.count, pitch: layout.heads };
-    finish_softmax(&mut mixed, &mut stage, lse, &lse_rows, largest, total, block.writes, OWN, each);
-    store::<F>(&mut mixed, out, &query_rows, block.writes, OWN, dim);
+    let lse_rows = Rows { at: block.from * heads + block.head, count: block.count, pitch: heads };
+    let first = max(block.position - layout.window + 1, 0);
+    attend::<F, Spans>(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        table,
+        &keys,
+        &query_rows,
+        &key_rows,
+        &lse_rows,
+        &queries,
+        first,
+        end,
+        &layout,
+        block.writes,
+        OWN,
+        sizes,
+    );
 }

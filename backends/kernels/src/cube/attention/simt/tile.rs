@@ -21,7 +21,7 @@ pub(super) const OTHER: usize = TILE / SIDE;
 /// Dimensions in shared memory at a time while a tile is computed; pitches avoid bank conflicts of adjacent rows.
 pub(super) const SLICE: usize = 16;
 pub(super) const SLICE_PITCH: usize = SLICE + 1;
-pub(crate) const TILE_PITCH: usize = TILE + 4;
+pub(super) const TILE_PITCH: usize = TILE + 4;
 
 /// Elements of the slices of both sides.
 pub(crate) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
@@ -193,7 +193,7 @@ pub(super) fn accumulate<F: Float>(
 
 /// Writes a unit's accumulators of the block's rows.
 #[cube]
-pub(crate) fn store<F: Float>(
+pub(super) fn store<F: Float>(
     sums: &mut Array<f32>,
     out: &mut [F],
     rows: &Rows,
@@ -218,7 +218,7 @@ pub(crate) fn store<F: Float>(
 }
 
 #[cube]
-pub(crate) fn clear(numbers: &mut Array<f32>, #[comptime] count: usize) {
+pub(super) fn clear(numbers: &mut Array<f32>, #[comptime] count: usize) {
     #[unroll]
     for i in 0..count {
         numbers[i] = 0.0f32;
