@@ -15,6 +15,27 @@ use regex::Regex;
 /// Longest word, in characters: a limit for variables that double each other.
 const MAX_WORD_CHARS: usize = 1 << 18;
 
+/// Braces of a word that may be open at a time: brush's parser reads the inside of an open one twice.
+const MAX_BRACES: usize = 10;
+
+/// Most braces that are open at a time in a word, outside of quotes.
+fn open_braces(raw: &str) -> usize {
+    let (mut open, mut most, mut quote) = (0_usize, 0, None);
+    let mut characters = raw.chars();
+    while let Some(c) = characters.next() {
+        match c {
+            '\\' if quote != Some('\'') => drop(characters.next()),
+            '\'' | '"' if quote.is_none() => quote = Some(c),
+            c if quote == Some(c) => quote = None,
+            '{' if quote.is_none() => open += 1,
+            '}' if quote.is_none() => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
 /// Value of a parameter.
 struct ParameterValue {
     /// `None` if it is unset.
@@ -31,7 +52,7 @@ impl Shell<'_> {
     pub(super) fn fields<'w>(&mut self, words: impl IntoIterator<Item = &'w Word>) -> ImportResult<Vec<Text>> {
         let mut arguments = Vec::new();
         for word in words {
-            for raw in self.braces(&word.value) {
+            for raw in self.braces(&word.value)? {
                 let mut fields = Fields::new(Mode::Words, self.separators().as_deref());
                 self.expand(&raw, &mut fields)?;
                 fields.finish();
@@ -53,10 +74,15 @@ impl Shell<'_> {
     }
 
     /// `{a,b}` and `{1..3}`.
-    fn braces(&self, raw: &str) -> Vec<String> {
-        let parsed = raw.contains('{') && (raw.contains(',') || raw.contains(".."));
-        let parsed = parsed.then(|| word::parse_brace_expansions(raw, &self.options).ok().flatten()).flatten();
-        parsed.map_or_else(|| vec![raw.to_owned()], |pieces| alternatives(&pieces))
+    fn braces(&self, raw: &str) -> ImportResult<Vec<String>> {
+        let expands = raw.contains('{') && (raw.contains(',') || raw.contains(".."));
+        if expands && open_braces(raw) > MAX_BRACES {
+            return Err(
+                self.error(format!("a word has more than {MAX_BRACES} braces open at a time; write its words out"))
+            );
+        }
+        let parsed = expands.then(|| word::parse_brace_expansions(raw, &self.options).ok().flatten()).flatten();
+        Ok(parsed.map_or_else(|| vec![raw.to_owned()], |pieces| alternatives(&pieces)))
     }
 
     fn expand(&mut self, raw: &str, into: &mut Fields) -> ImportResult {

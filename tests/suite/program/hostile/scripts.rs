@@ -6,7 +6,7 @@ use std::fmt::Write;
 pub(super) const KINDS: &[Kind] = &[
     any("a shell script", Job::Import, |bench, random| {
         let depth = random.power(8, 18);
-        let body = match random.below(12) {
+        let body = match random.below(13) {
             0 => "x={1..1000000000}; for i in {1..1000000000}; do y=$y$i; done".to_owned(),
             1 => "while true; do x=$x$x$x; done".to_owned(),
             2 => "f() { f; f; }; f".to_owned(),
@@ -18,6 +18,7 @@ pub(super) const KINDS: &[Kind] = &[
             8 => "x=${x:-${x:-${x}}}; printf '%999999999d' 1; x=$(printf '%999999999d' 1)".to_owned(),
             9 => format!("echo {}", "{a,b}".repeat(64)),
             10 => format!("echo '{TERMINAL}'; x='{TERMINAL}'"),
+            11 => format!("echo a,{}", "{".repeat(depth)),
             _ => "x=$((9223372036854775807 + 1)); y=$((1 / 0)); z=$((2 ** 999999))".to_owned(),
         };
         bench.write(
