@@ -14,7 +14,7 @@ thread_local! {
 
 /// Runs `work`, a forward pass, on this thread; if `on`, the order of all sums in it depends on shapes of weights and
 /// positions in sequences alone. [`crate::is_exact_on`] tells devices on which there are kernels for it; on the CPU in f32
-/// the order is always such.
+/// the order is always such, except in linear attention.
 pub fn exact<R>(on: bool, work: impl FnOnce() -> R) -> R {
     struct Restored(bool);
     impl Drop for Restored {

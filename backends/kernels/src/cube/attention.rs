@@ -10,7 +10,8 @@
 //! recomputes the probabilities from the logsumexp that they are part of.
 //!
 //! There are three versions of each kernel: `flash` on NVIDIA's tensor cores, `tensor_core` on other devices' and for
-//! heads that `flash` does not take, both in half precision, and `simt` on SIMT units for the rest.
+//! heads that `flash` does not take, both in half precision, and `simt` on SIMT units for the rest. Exact forward passes
+//! take `simt` in place of `tensor_core`.
 
 pub(super) mod blocks;
 pub(super) mod flash;

@@ -1,5 +1,5 @@
-//! Decode attention with the sums of the forward pass of training on SIMT units: the query heads of a key head are the rows of a
-//! block, and a sequence's tokens its keys, in the same tiles and the same order (`attention::simt`).
+//! Decode attention with the sums of the forward pass of training on SIMT units: the query heads of a key head are the
+//! rows of a block, and a sequence's tokens its keys, in the same tiles and the same order (`attention::simt`).
 
 use super::place;
 use super::place::{Layout, Place, place_of, slot_of};
