@@ -108,6 +108,7 @@ pub fn plan(mut config: RunConfig, mut spread: Spread) -> anyhow::Result<Planned
     planning::check_preset_share(&mut config, mode, &arch, &profile)?;
     config.rollout.check_on(profile.backend, config.precision)?;
     config.check_exact_on(profile.backend)?;
+    config.check_matmul_on(profile.backend)?;
     if spread.is_chosen() && config.memory.budget.is_none() {
         config.memory.budget = Some(capacity(&profile)?);
     }

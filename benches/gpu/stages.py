@@ -4,6 +4,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,18 +194,19 @@ def criterion_cases(home: Path) -> list[dict]:
     return cases
 
 
-def rates_of(*kinds: str):
+def rates_of(*kinds: str, words: list[str] | None = None):
     """The stage of some kinds of cases of benches/rates, and the same cases in PyTorch."""
 
     def stage(context: Context, limit: float) -> Result:
-        output, peer_output = (context.folder / f"{kinds[0]}{end}.jsonl" for end in ("", "-peer"))
-        words = ["--device", context.device, "--only", ",".join(kinds), "--json", output] + ["--small"] * context.small
+        name = "-".join([kinds[0], *(words or [])[1:]])
+        output, peer_output = (context.folder / f"{name}{end}.jsonl" for end in ("", "-peer"))
+        asked = ["--device", context.device, "--only", ",".join(kinds), "--json", output, *(words or [])] + ["--small"] * context.small
         # the peer knows no autotuning: a third of the time is plenty
-        done = context.ours("rates", words, limit * (2 / 3 if context.python else 1), kinds[0])
+        done = context.ours("rates", asked, limit * (2 / 3 if context.python else 1), name)
         cases = lines(output)
         problems = [] if done.ok else [done.why()]
         if context.python and cases:
-            peer = context.peer("rates_peer.py", [output, "--output", peer_output], limit - done.seconds, f"{kinds[0]}-peer")
+            peer = context.peer("rates_peer.py", [output, "--output", peer_output], limit - done.seconds, f"{name}-peer")
             if not peer.ok:
                 problems.append(f"PyTorch: {peer.why()}")
         elif context.no_peer:
@@ -297,41 +299,63 @@ def step_of(model: str):
     return stage
 
 
-def exact(context: Context, limit: float) -> Result:
-    """A GRPO step with `rollout.exact` and without: what it costs, and how far sampler and trainer are apart."""
+def beside(context: Context, limit: float, name: str, settings: dict) -> tuple[Result, dict, list[str]]:
+    """A GRPO step of the smallest model with some settings, and without them; the last step of each."""
     model = next(iter(workload.models(context.small)))
-    # the kernels take heads of 64, 96 or 128
-    arch, sizes = workload.models(context.small)[model] | {"head_dim": 64}, workload.step(context.small)
-    result, problems, found = Result(), [], {}
-    for name, settings in {"plain": {}, "exact": {"exact": True}}.items():
-        folder = context.folder / f"exact-{name}"
+    arch, sizes = workload.models(context.small)[model], workload.step(context.small)
+    result, problems = Result(), []
+    for side, wanted in {"plain": {}, name: settings}.items():
+        folder = context.folder / f"{name}-{side}"
         folder.mkdir()
         workload.write_tokenizer(folder / "tokenizer", arch["vocab_size"])
         workload.write_prompts(folder / "prompts.jsonl", workload.prompts(arch["vocab_size"], sizes))
         (folder / "job.json").write_text(json.dumps({"arch": arch, "sizes": sizes}), encoding="utf-8")
-        found[name], problem = step_ours(context, folder, limit / 2, settings)
+        result.figures[side], problem = step_ours(context, folder, limit / 2, wanted)
         problems += problem
-    plain, other = (found[name].get("steps", [])[-1:] for name in ("plain", "exact"))
-    if plain and other:
+    last = {side: found["steps"][-1] for side, found in result.figures.items() if found["steps"]}
+    if len(last) == 2:
         for part in ("gen", "update_actor"):
-            seconds = [side[0][f"timing_s/{part}"] for side in (other, plain)]
+            seconds = [last[side][f"timing_s/{part}"] for side in (name, "plain")]
             ratio = seconds[0] / seconds[1]
             result.rows.append(Row(f"timing_s/{part}", f"{seconds[0]:.4g} s", f"{seconds[1]:.4g} s without; {ratio:.2f} of it"))
-        apart = [side[0]["training/rollout_probs_diff_max"] for side in (other, plain)]
+    return result, last, problems
+
+
+def exact(context: Context, limit: float) -> Result:
+    """A GRPO step with `rollout.exact` and without: what it costs, and how far sampler and trainer are apart."""
+    result, last, problems = beside(context, limit, "exact", {"rollout": {"exact": True}})
+    if len(last) == 2:
+        apart = [last[side]["training/rollout_probs_diff_max"] for side in ("exact", "plain")]
         result.rows.append(Row("rollout_probs_diff_max", f"{apart[0]:.4g}", f"{apart[1]:.4g} without"))
         if apart[0] != 0:
             problems.append(f"sampler and trainer differ by {apart[0]}")
-    result.figures = found
     if problems:
         raise Failed("; ".join(problems), result)
     return result
 
 
-def step_ours(context: Context, folder: Path, limit: float, rollout: dict | None = None) -> tuple[dict, list[str]]:
-    """Two steps, of which the second counts; the first where time ran out before it. `rollout` has more settings of sampling."""
+def cublaslt(context: Context, limit: float) -> Result:
+    """Matmuls by cuBLASLt: a GRPO step with and without, and matmuls beside PyTorch's, which are cuBLAS's."""
+    started = time.monotonic()
+    result, _, problems = beside(context, limit * 0.7, "cublaslt", {"matmul": "cublaslt"})
+    try:
+        rates = rates_of("products", words=["--matmul", "cublaslt"])(context, limit - (time.monotonic() - started))
+    except Failed as failed:
+        problems.append(str(failed))
+        rates = failed.result
+    result.rows += rates.rows
+    result.figures |= rates.figures
+    if problems:
+        raise Failed("; ".join(problems), result)
+    return result
+
+
+def step_ours(context: Context, folder: Path, limit: float, settings: dict | None = None) -> tuple[dict, list[str]]:
+    """Two steps, of which the second counts; the first where time ran out before it. `settings` are added to those of `workload`."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     config = workload.step_config(folder, job["arch"], job["sizes"], context.device, context.precision, 2)
-    config["rollout"] |= rollout or {}
+    for key, value in (settings or {}).items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
     (folder / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
     done = context.ours("firebrick", ["train", folder / "run.yaml"], limit, f"{folder.name}-firebrick")
     steps = [line for line in lines(folder / "run" / "metrics.jsonl") if "timing_s/update_actor" in line]

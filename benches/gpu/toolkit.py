@@ -1,4 +1,4 @@
-"""Where CUDA's compiler (NVRTC) and headers are: in a toolkit, or in NVIDIA's packages, some of which PyTorch brings along."""
+"""Where CUDA's compiler (NVRTC), cuBLASLt and headers are: in a toolkit, or in NVIDIA's packages, some of which PyTorch brings along."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 # Where the program looks for a toolkit by itself when CUDA_PATH does not say.
 USUAL = [Path("/usr/local/cuda"), Path("/opt/cuda")]
 HEADERS = ["cuda_fp16.h", "crt/mma.h"]
-LIBRARY = "libnvrtc.so*"
+LIBRARIES = ["libnvrtc.so*", "libcublasLt.so*"]
 PACKAGES = "import json, nvidia; print(json.dumps(list(nvidia.__path__)))"
 
 
@@ -43,10 +43,12 @@ def environment(python: str, folder: Path) -> dict[str, str]:
     whole = any(all((path / "include" / header).exists() for header in HEADERS) for path in toolkits)
     if not whole and linked(folder / "include", others):
         found["CUDA_PATH"] = str(folder)
-    libraries = [path / lib for path in toolkits for lib in ("lib64", "lib")]
-    libraries += [path.parent for other in others if other.is_dir() for path in sorted(other.rglob(LIBRARY))]
     # the loader does not look into a toolkit by itself
-    if library := next((path for path in libraries if list(path.glob(LIBRARY))), None):
-        before = os.environ.get("LD_LIBRARY_PATH")
-        found["LD_LIBRARY_PATH"] = f"{before}:{library}" if before else str(library)
+    folders = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
+    for library in LIBRARIES:
+        places = [path / lib for path in toolkits for lib in ("lib64", "lib")]
+        places += [path.parent for other in others if other.is_dir() for path in sorted(other.rglob(library))]
+        folders += [str(path) for path in places if list(path.glob(library))][:1]
+    if folders:
+        found["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(folders))
     return found

@@ -1,8 +1,8 @@
 //! How fast a device is at what decoders are made of: matrix products and attention at the shapes of Qwen2.5-0.5B and
 //! 1.5B, copies, launches. Products stand beside the best square one of the same run.
 //!
-//! `cargo bench --bench rates -- --device cuda [--only KIND,KIND] [--json FILE]`, of `KINDS`; `--small` for a processor or
-//! a software driver.
+//! `cargo bench --bench rates -- --device cuda [--only KIND,KIND] [--matmul cublaslt] [--json FILE]`, of `KINDS`; `--small`
+//! for a processor or a software driver.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod shapes;
@@ -11,6 +11,7 @@ mod shapes;
 mod support;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use firebrick::backends::DeviceInfo;
 use firebrick::backends::device::{is_cpu, panic_message};
 use firebrick::backends::kernels::{self, Transposed};
 use firebrick::backends::transfer::HostTensor;
@@ -39,15 +40,29 @@ struct Bench {
 }
 
 fn main() {
-    let options = Options::parse(&["--only"]);
+    let options = Options::parse(&["--only", "--matmul"]);
     let only: Vec<String> = options
         .own("--only")
         .map_or_else(|| KINDS.map(String::from).to_vec(), |kinds| kinds.split(',').map(String::from).collect());
     if let Some(unknown) = only.iter().find(|kind| !KINDS.contains(&kind.as_str())) {
         fail(&format!("--only {unknown} is no kind of case; there are {}", KINDS.join(", ")));
     }
-    let wants = |kind: &str| only.iter().any(|wanted| wanted == kind);
     let (device, info) = options.open();
+    let least = match options.own("--matmul") {
+        None | Some("firebrick") => None,
+        Some("cublaslt") => Some(kernels::CUBLASLT_OPERATIONS),
+        Some(other) => fail(&format!("--matmul {other} is neither firebrick nor cublaslt")),
+    };
+    if least.is_some() {
+        let version = kernels::open_cublaslt(&device).unwrap_or_else(|why| fail(&format!("--matmul cublaslt: {why}")));
+        println!("cuBLASLt {version}");
+    }
+    kernels::with_cublaslt(least, || measure(options, &only, (device, &info)));
+}
+
+/// Measures kinds of cases.
+fn measure(options: Options, only: &[String], (device, info): (Device, &DeviceInfo)) {
+    let wants = |kind: &str| only.iter().any(|wanted| wanted == kind);
     let sizes = if options.small { &LITTLE } else { &FULL };
     let mut bench = Bench { device, options };
     println!("{} ({})", info.name, info.device);

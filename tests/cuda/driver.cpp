@@ -9,16 +9,16 @@
  * ends the program, and so does the page after an allocation. STAND_IN_ORDER=backward runs blocks and threads from the last to the
  * first; STAND_IN_DUMP=FOLDER keeps NVRTC's PTX.
  *
- * STAND_IN_EARLY=kernels runs every kernel, and STAND_IN_EARLY=copies every copy on a stream without kernels, as soon as it is asked for, with
- * what it waits for and no more; all else stays as late as may be. Under one of these two and the order without either, work that should
- * have waited runs too soon, or what it should have waited for too late.
+ * STAND_IN_EARLY=kernels runs every kernel, STAND_IN_EARLY=copies every copy on a stream without kernels, and STAND_IN_EARLY=libraries
+ * every product of a library, as soon as it is asked for, with what it waits for and no more; all else stays as late as may be. Under one
+ * of these and the order without any, work that should have waited runs too soon, or what it should have waited for too late.
  *
  * STAND_IN_RECORD=FILE writes a line for each call, in the order of the calls:
  *
  *   allocate BYTES PLACE | free BYTES PLACE | pin BYTES
  *   up BYTES STREAM MEMORY PLACE | down BYTES STREAM MEMORY PLACE | between BYTES STREAM - PLACE
  *   kernel NAME STREAM
- *   record EVENT STREAM | wait EVENT STREAM OF | reached EVENT OF | finished STREAM | collective STREAM
+ *   record EVENT STREAM | wait EVENT STREAM OF | reached EVENT OF | finished STREAM | collective STREAM | matmul STREAM
  *
  * A stream is a number, 0 the one that everybody has. MEMORY of the host is pinned or pageable. PLACE is the device's address. `wait`
  * is a stream's: STREAM goes on when EVENT, recorded in OF, is reached; `reached` and `finished` are the host's.
@@ -33,6 +33,8 @@
  *
  * STAND_IN_CAPABILITY=80 has an Ampere's compute capability, 8.0, in place of Hopper's 9.0; STAND_IN_MULTIPROCESSORS=1 has one in place of
  * 132; STAND_IN_GIB=64 has 64 GiB of memory in place of 8.
+ *
+ * STAND_IN_DRIVER=12040 is a driver for CUDA 12.4 in place of 12.9.
  *
  * STAND_IN_DEVICES=N has N cards in place of one, with the memory of one. nccl.cpp beside this file connects them.
  *
@@ -111,7 +113,7 @@ extern "C" void stand_in_beyond(unsigned buffer, uint64_t index, uint64_t length
 
 /* Streams. One thread of the host is in the driver at a time. */
 
-enum kind { KERNEL, COPY, OTHER };
+enum kind { KERNEL, COPY, LIBRARY, OTHER };
 
 struct graph {
 	std::vector<std::pair<kind, std::function<int()>>> nodes;
@@ -123,6 +125,7 @@ struct stream {
 	uint64_t done;
 	unsigned number;
 	bool computes;
+	handle context;
 	/* Where what it is asked for goes while it is captured. */
 	graph *captured;
 };
@@ -175,11 +178,11 @@ static const struct eagerness {
 		const char *setting = getenv("STAND_IN_EARLY");
 		if (!setting)
 			return;
-		if (strcmp(setting, "kernels") && strcmp(setting, "copies")) {
-			fprintf(stderr, "stand-in: STAND_IN_EARLY=%s is neither kernels nor copies\n", setting);
+		early = !strcmp(setting, "kernels") ? KERNEL : !strcmp(setting, "copies") ? COPY : !strcmp(setting, "libraries") ? LIBRARY : OTHER;
+		if (early == OTHER) {
+			fprintf(stderr, "stand-in: STAND_IN_EARLY=%s is none of kernels, copies, libraries\n", setting);
 			_exit(2);
 		}
-		early = setting[0] == 'k' ? KERNEL : COPY;
 	}
 } eagerness;
 
@@ -231,7 +234,7 @@ static int enqueue(stream *of, kind what, std::function<int()> work)
 	if (of) {
 		of->computes |= what == KERNEL;
 		of->waiting.push_back(std::move(work));
-		bool now = what == KERNEL ? eagerness.early == KERNEL : what == COPY && eagerness.early == COPY && !of->computes;
+		bool now = what != OTHER && what == eagerness.early && !(what == COPY && of->computes);
 		return now ? run_until(of, asked(of)) : OK;
 	}
 	if (spoils_capture())
@@ -284,7 +287,7 @@ int cuInit(unsigned flags)
 	return sigaction(SIGSEGV, &action, nullptr), OK;
 }
 
-int cuDriverGetVersion(int *version) { return *version = 12090, OK; }
+int cuDriverGetVersion(int *version) { return *version = asked("STAND_IN_DRIVER", 12090), OK; }
 int cuDeviceGetCount(int *count) { return *count = devices(), OK; }
 int cuDeviceGet(int *device, int index) { return *device = index, index >= 0 && index < devices() ? OK : NO_SUCH_DEVICE; }
 int cuDeviceGetName(char *name, int size, int device) { return snprintf(name, size, "stand-in for an H200"), OK; }
@@ -557,6 +560,7 @@ int cuStreamCreate(stream **made, unsigned flags)
 	locked lock(guard);
 	streams.push_back(*made = new stream{});
 	(*made)->number = streams.size();
+	(*made)->context = context;
 	return OK;
 }
 int cuStreamCreateWithPriority(stream **made, unsigned flags, int priority) { return cuStreamCreate(made, flags); }
@@ -623,12 +627,53 @@ int cuEventQuery(event *awaited)
 int cuEventElapsedTime_v2(float *ms, event *from, event *to) { return *ms = 0.1f, OK; }
 int cuEventElapsedTime(float *ms, event *from, event *to) { return *ms = 0.1f, OK; }
 
-/* Work of a library beside this one, in its turn; AGAIN where it waits for other streams. */
-int stand_in_enqueue(stream *of, int (*work)(void *), void *argument)
+/* Events of a context: after all that its streams were asked for, and before all that they are asked for later. A stream that nobody
+ * sees waits for the others. */
+static int with_streams(handle of, int (*each_with)(stream *, event *), event *with)
+{
+	for (stream *each : streams)
+		if (each->context == of && each->captured)
+			return each->captured->invalidated = true, CAPTURE_UNSUPPORTED;
+	for (stream *each : streams)
+		if (each->context == of)
+			each_with(each, with);
+	return OK;
+}
+
+int cuCtxRecordEvent(handle of, event *recorded)
+{
+	static std::map<handle, stream> joints;
+	locked lock(guard);
+	stream *joint = &joints[of];
+	int code = with_streams(of, [](stream *each, event *joined) {
+		uint64_t after = asked(each);
+		return enqueue(joined->of, OTHER, [=] { return run_until(each, after); });
+	}, std::make_unique<event>(event{joint}).get());
+	return *recorded = {joint, asked(joint), recorded->number}, code;
+}
+
+int cuCtxWaitEvent(handle of, event *awaited)
 {
 	locked lock(guard);
-	recording.line("collective %u", number(of));
-	return enqueue(of, OTHER, [=] { return work(argument); });
+	return with_streams(of, [](stream *each, event *awaited) { return cuStreamWaitEvent(each, awaited, 0); }, awaited);
+}
+
+/* As a driver for CUDA 12.9 knows them. */
+int cuGetProcAddress_v2(const char *name, handle *found, int version, uint64_t flags, int *status)
+{
+	*found = !strcmp(name, "cuCtxRecordEvent") ? (handle)cuCtxRecordEvent : !strcmp(name, "cuCtxWaitEvent") ? (handle)cuCtxWaitEvent : nullptr;
+	bool known = *found && asked("STAND_IN_DRIVER", 12090) >= 12050;
+	if (!known)
+		*found = nullptr;
+	return *status = !known, OK;
+}
+
+/* Work of a library beside this one, in its turn; AGAIN where it waits for other streams. */
+int stand_in_enqueue(stream *of, const char *what, int (*work)(void *), void *argument)
+{
+	locked lock(guard);
+	recording.line("%s %u", what, number(of));
+	return enqueue(of, strcmp(what, "matmul") ? OTHER : LIBRARY, [=] { return work(argument); });
 }
 
 /* Graphs. A node is what a stream was asked for; all are launches or copies. */

@@ -229,8 +229,8 @@ static int issue(ncclComm *comm, step *asked, handle stream)
 		next->at = own.asked++;
 		own.busy = 2;
 	}
-	auto enqueue = driver<int (*)(handle, int (*)(void *), void *)>("stand_in_enqueue");
-	return enqueue(stream, work, next.release()) ? wrong(1, "the stand-in's driver") : IN_PROGRESS;
+	auto enqueue = driver<int (*)(handle, const char *, int (*)(void *), void *)>("stand_in_enqueue");
+	return enqueue(stream, "collective", work, next.release()) ? wrong(1, "the stand-in's driver") : IN_PROGRESS;
 }
 
 /* Groups of calls are a thread's. */

@@ -27,6 +27,8 @@ pub(super) mod block8;
 mod cmma;
 mod column_sums;
 pub(super) mod convolution;
+#[cfg(feature = "cuda")]
+pub(super) mod cublaslt;
 mod cuda;
 pub(super) mod decays;
 pub(super) mod delta_rule;

@@ -5,6 +5,7 @@
 //! a row of a forward pass has the same bits in any batch: as part of a prompt, as a decoding step, and in training.
 
 use crate::operations::by_device;
+use crate::scoped::with;
 use burn::tensor::{DType, Device};
 use std::cell::Cell;
 
@@ -16,14 +17,7 @@ thread_local! {
 /// positions in sequences alone. [`crate::is_exact_on`] tells devices on which there are kernels for it; on the CPU in f32
 /// the order is always such, except in linear attention.
 pub fn exact<R>(on: bool, work: impl FnOnce() -> R) -> R {
-    struct Restored(bool);
-    impl Drop for Restored {
-        fn drop(&mut self) {
-            EXACT.set(self.0);
-        }
-    }
-    let _before = Restored(EXACT.replace(on || EXACT.get()));
-    work()
+    with(&EXACT, on || EXACT.get(), work)
 }
 
 /// Returns true if kernels compute exactly on a device, in a type, with heads of `dim` elements in groups of `group` to a

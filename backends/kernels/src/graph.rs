@@ -1,6 +1,7 @@
 //! Work of a GPU that is recorded once and replayed as a whole (a CUDA graph).
 
 use super::backend::{RecordedGraph, Recorder};
+use super::cublaslt::with_cublaslt;
 use super::operations::by_device;
 use burn::tensor::Device;
 use firebrick_device::{Error, Result};
@@ -31,6 +32,8 @@ impl Graph {
     /// [`Error::Graph`] where the device does not record, or refused what was recorded. What was recorded last may then
     /// be unreadable: tensors that `work` writes in place are lost.
     pub fn capture<T>(device: &Device, mut work: impl FnMut() -> T) -> Result<(Self, T)> {
+        // a library's stream is none that is recorded
+        let mut work = || with_cublaslt(None, &mut work);
         let refused = |reason: String| Error::Graph { reason };
         let recorder = recorder(device).ok_or_else(|| refused("a CPU launches no kernels".into()))?;
         recorder.prepare().map_err(refused)?;

@@ -19,6 +19,7 @@ mod clamped_swiglu;
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod cublaslt;
 mod exact;
 mod expert_bias;
 mod experts;
@@ -30,10 +31,12 @@ mod packed;
 mod quantized_experts;
 mod quantized_linear;
 mod root;
+mod scoped;
 mod step;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
+pub use cublaslt::{CUBLASLT_OPERATIONS, open_cublaslt, with_cublaslt};
 pub use exact::{exact, is_exact_on};
 pub use firebrick_device::team::with_team;
 pub use firebrick_device::thread_pool::in_thread_pool;

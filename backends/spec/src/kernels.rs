@@ -4,6 +4,9 @@
 /// Tokens of a block of the KV cache (vLLM's `block_size`).
 pub const BLOCK_SIZE: usize = 16;
 
+/// Bytes of a GPU's memory that cuBLASLt's kernels may use: NVIDIA's recommendation for Hopper.
+pub const CUBLASLT_WORKSPACE: usize = 32 << 20;
+
 /// The non-linearity of a gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {

@@ -23,7 +23,7 @@ pub mod secrets;
 pub use backend::Backend;
 pub use capture::{CudaGraphs, MAX_GRAPHS};
 pub use error::{Error, Result};
-pub use kernels::{Activation, BLOCK_SIZE, KernelTable, Operation, QuantizedProduct};
+pub use kernels::{Activation, BLOCK_SIZE, CUBLASLT_WORKSPACE, KernelTable, Operation, QuantizedProduct};
 pub use links::{Cluster, Link, LinkKind, LinkSpec, MeasuredLinks};
 pub use memory::{Account, Category, Home, Role};
 pub use precision::Precision;

@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::allocator;
 use firebrick_backends::heartbeat::beat;
+use firebrick_backends::kernels::with_cublaslt;
 use firebrick_backends::memory::{Reading, ReadingSource, counted_heap, read, read_pools};
 use firebrick_backends::out_of_memory::OutOfMemory as Refused;
 use firebrick_backends::transfer::Copier;
@@ -27,6 +28,7 @@ pub struct Runtime {
     on_host: bool,
     measure: bool,
     deterministic: bool,
+    cublaslt: Option<usize>,
     log: Option<Arc<BoundaryLog>>,
     world: World,
     /// Most that a reading of the pools found.
@@ -44,6 +46,7 @@ impl Runtime {
             on_host: read(device).source == ReadingSource::CountedHeap,
             measure: false,
             deterministic: true,
+            cublaslt: None,
             log: None,
             world: World::default(),
             most: Arc::default(),
@@ -128,6 +131,18 @@ impl Runtime {
     /// True if nothing may be added in an order that threads decide.
     pub fn is_deterministic(&self) -> bool {
         self.deterministic
+    }
+
+    /// Gives products of at least so many operations to cuBLASLt ([`with_cublaslt`]).
+    #[must_use]
+    pub fn with_cublaslt(mut self, least_operations: Option<usize>) -> Self {
+        self.cublaslt = least_operations;
+        self
+    }
+
+    /// Runs passes of a model, with matmuls as set.
+    pub fn pass<R>(&self, work: impl FnOnce() -> R) -> R {
+        with_cublaslt(self.cublaslt, work)
     }
 
     /// The device that computes.

@@ -314,7 +314,9 @@ pub fn score_all(
         values: vec![Vec::new(); sequences.len()],
         routes: vec![None; sequences.len()],
     };
-    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| executor.score(decoder, micros))?;
+    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| {
+        executor.runtime.pass(|| executor.score(decoder, micros))
+    })?;
     for (indices, micro) in scored {
         let scores_of_tokens = micro.logp.into_iter().zip(micro.entropy);
         for (&i, (logp, entropy)) in indices.iter().zip(scores_of_tokens) {
@@ -339,7 +341,9 @@ pub(super) fn values_all(
     cut: MicroBatchLimits,
 ) -> Result<Vec<Vec<f32>>> {
     let mut placed = vec![Vec::new(); sequences.len()];
-    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| executor.values(critic, micros))?;
+    let scored = by_micro_batch(executor, sequences, cut, |executor, micros| {
+        executor.runtime.pass(|| executor.values(critic, micros))
+    })?;
     for (indices, values) in scored {
         for (i, values) in indices.into_iter().zip(values) {
             placed[i] = values;

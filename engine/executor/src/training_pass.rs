@@ -47,10 +47,21 @@ impl Executor<'_> {
         micros: &[Vec<&Sequence>],
         loss: impl Into<HeadLoss<'l>>,
         gradients: &mut Gradients,
-        mut after: Option<&mut dyn GradientHook>,
+        after: Option<&mut dyn GradientHook>,
     ) -> Result<LossSums> {
         self.check(decoder, self.router_loss.0)?;
         let loss = loss.into();
+        self.runtime.pass(|| self.backward_in_groups(decoder, micros, loss, gradients, after))
+    }
+
+    fn backward_in_groups(
+        &self,
+        decoder: &mut Decoder,
+        micros: &[Vec<&Sequence>],
+        loss: HeadLoss<'_>,
+        gradients: &mut Gradients,
+        mut after: Option<&mut dyn GradientHook>,
+    ) -> Result<LossSums> {
         if decoder.stage().is_some() {
             return self.backward_in_stages(decoder, micros, loss, gradients);
         }

@@ -1,12 +1,13 @@
 //! Checks of a configuration, before anything is loaded.
 
-use super::run::RunConfig;
+use super::run::{Matmul, RunConfig};
 use super::schema::SCHEMA;
 use super::update::OldLogProbs;
 use crate::objective::advantage::AdvantageEstimator;
 use crate::objective::{Objective, PolicyGradient};
 use crate::plan::Zero;
 use crate::{Error, Result};
+use firebrick_backends::device::Backend;
 use firebrick_settings::violations;
 
 impl RunConfig {
@@ -35,7 +36,7 @@ impl RunConfig {
         }
         let mut checks = vec![self.check_model(), self.check_lora()];
         checks.push(self.rollout.check(self.precision).map_err(Error::Config));
-        checks.extend([self.check_sampling(), self.check_exact(), self.check_groups()]);
+        checks.extend([self.check_matmul(), self.check_sampling(), self.check_exact(), self.check_groups()]);
         checks.push(self.trainer.logger.check(cfg!(feature = "trackio")).map_err(Error::Config));
         match self.objective.build() {
             Ok(objective) => {
@@ -81,6 +82,31 @@ impl RunConfig {
             ))),
             _ => Ok(()),
         }
+    }
+
+    fn check_matmul(&self) -> Result<()> {
+        if self.matmul == Matmul::Cublaslt && !self.precision.is_half() {
+            return Err(Error::Config(format!(
+                "matmul: cublaslt multiplies in half precision, and this run computes in {}; remove it, or set precision: \
+                 bf16",
+                self.precision
+            )));
+        }
+        Ok(())
+    }
+
+    /// Rejects `matmul: cublaslt` on a device that is none of NVIDIA's.
+    ///
+    /// # Errors
+    /// `Error::Config` with the reason.
+    pub fn check_matmul_on(&self, backend: Backend) -> Result<()> {
+        if self.matmul == Matmul::Cublaslt && backend != Backend::Cuda {
+            return Err(Error::Config(format!(
+                "matmul: cublaslt is a library for NVIDIA GPUs, and this run's device is {}; remove it, or set device: cuda",
+                backend.name()
+            )));
+        }
+        Ok(())
     }
 
     fn check_sampling(&self) -> Result<()> {

@@ -33,7 +33,7 @@ pub(crate) use model::is_template;
 pub use problems::{CheckedFile, Problem, load, parse};
 pub(crate) use resume_compat::check_resume_compat;
 pub use rollout::{DynamicSampling, MultiTurn, RolloutConfig, ValidationSampling};
-pub use run::RunConfig;
+pub use run::{Matmul, RunConfig};
 pub use schema::{keys, nearest_keys, schema};
 pub use sft::{Mode, SftConfig, WarmupConfig, mode_of, needs_no_task, sft_of};
 pub use spans::{Place, Spans};

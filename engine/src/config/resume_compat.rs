@@ -48,7 +48,7 @@ pub(crate) fn check_resume_compat(
         Mode::Sft => &["trainer/seed"],
     };
     let mut changed = Vec::new();
-    for key in used.iter().chain(&["precision", "allow_tf32", "deterministic"]).chain(trainer) {
+    for key in used.iter().chain(&["precision", "allow_tf32", "matmul", "deterministic"]).chain(trainer) {
         let path = format!("/{key}");
         let [before, after] = [&before, &after].map(|config| config.pointer(&path).cloned().unwrap_or_default());
         differences(&path, &before, &after, &mut changed);

@@ -20,6 +20,18 @@ use std::path::PathBuf;
 /// Pattern of a device, for the schema.
 const DEVICE: &str = r"^(auto|(cpu|cuda|wgpu|vulkan|metal)(:[0-9]+)?)$";
 
+/// Kernels of matmuls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Matmul {
+    /// Kernels of this program.
+    #[default]
+    Firebrick,
+    /// For large matrices NVIDIA's library, opened at run time; needs a driver for CUDA 12.5. Copies wait for its matmuls.
+    /// Forward passes of `rollout.exact` and sampling keep `firebrick`.
+    Cublaslt,
+}
+
 /// A training run. `config.yaml` in the run folder is the resolved configuration with every default.
 #[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -59,6 +71,8 @@ pub struct RunConfig {
     pub precision: Precision,
     /// Let NVIDIA GPUs round f32 matmul operands to TF32 (10 bits of mantissa), which is faster.
     pub allow_tf32: bool,
+    /// Matmuls of training and scoring in half precision on NVIDIA GPUs.
+    pub matmul: Matmul,
     /// Bitwise reproducible runs on the same kind of GPU (on the CPU always). `false`: the embedding's gradient uses
     /// atomics.
     #[default(true)]

@@ -1,7 +1,7 @@
 //! Workload of a configuration and its data, for the planner.
 
 use crate::checkpoint::critic_architecture;
-use crate::config::{OldLogProbs, RunConfig, SftConfig};
+use crate::config::{Matmul, OldLogProbs, RunConfig, SftConfig};
 use crate::data::DatasetStats;
 use crate::objective::{Needs, Objective};
 use crate::reward;
@@ -39,6 +39,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch, backend: Backend) -> 
         kv_cache_dtype: config.rollout.kv_cache_dtype,
         prepack: config.prepack(),
         cuda_graphs: config.rollout.cuda_graphs(),
+        cublaslt: config.matmul == Matmul::Cublaslt,
         validation: config.trainer.val_max_samples.map_or(u64::MAX, |n| n as u64),
         reference: compares && lora.is_none(),
         adapters_off: compares && lora.is_some(),

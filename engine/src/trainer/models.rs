@@ -6,7 +6,7 @@ use super::session::{Planned, Session};
 use crate::Result;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::checkpoint::{CriticSource, RunDir};
-use crate::config::Mode;
+use crate::config::{Matmul, Mode};
 use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime, kept_values};
 use crate::learner::Learner;
 use crate::metrics::Phase;
@@ -16,6 +16,7 @@ use crate::reward::{Programs, RewardManager, SharedResources};
 use crate::world::World;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
+use firebrick_backends::kernels::CUBLASLT_OPERATIONS;
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::out_of_memory::Watch;
 use firebrick_models::decoder::{RankShard, ValueRange};
@@ -216,6 +217,7 @@ fn runtime(session: &Session, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
         .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
         .with_limit(config.memory.limit.map(|limit| limit.0))
         .with_determinism(config.deterministic)
+        .with_cublaslt((config.matmul == Matmul::Cublaslt).then_some(CUBLASLT_OPERATIONS))
         .with_world(session.world.clone());
     let trace = (config.memory.trace > 0).then(|| {
         let source = match read(&session.device).source {

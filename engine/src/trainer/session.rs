@@ -7,7 +7,7 @@ mod sharding;
 
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource, checksums};
-use crate::config::{Mode, OldLogProbs, RunConfig, SftConfig, sft_of};
+use crate::config::{Matmul, Mode, OldLogProbs, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
 use crate::hub::ModelFiles;
 use crate::lr_scheduler::LrSchedule;
@@ -28,6 +28,7 @@ use checks::{
 };
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::Collective;
+use firebrick_backends::kernels::open_cublaslt;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::{DeviceInfo, DeviceSpec, PrecisionExt, device, profile};
 use firebrick_spec::Cluster;
@@ -335,5 +336,10 @@ fn open_device(config: &mut RunConfig) -> Result<(Device, DeviceInfo)> {
     config.rollout.precision(config.precision).check(&device)?;
     config.rollout.check_on(profile.backend, config.precision)?;
     config.check_exact_on(profile.backend)?;
+    config.check_matmul_on(profile.backend)?;
+    if config.matmul == Matmul::Cublaslt {
+        let refused = |why| Error::Config(format!("matmul: cublaslt cannot be used: {why}; or remove the key"));
+        open_cublaslt(&device).map_err(refused)?;
+    }
     Ok((device, info))
 }

@@ -6,6 +6,8 @@
 //! tests.
 
 mod batching;
+#[cfg(feature = "cuda")]
+mod cublaslt;
 mod exact;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod launches;

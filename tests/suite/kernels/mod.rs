@@ -7,7 +7,7 @@ mod delta_rule;
 mod layer;
 mod linear_attention;
 mod paged;
-mod products;
+pub mod products;
 mod quantised;
 mod sampling;
 mod scores;

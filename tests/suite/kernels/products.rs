@@ -158,6 +158,20 @@ fn products_and_their_gradients_are_their_formulas(device: &Device) {
 }
 
 fn products_of_whole_tiles_and_of_many_inputs_are_their_formulas(device: &Device) {
+    whole_tiles(device);
+}
+
+/// Products of dimensions that NVIDIA's tensor cores take, and their gradients: one each, three of the same rows, onto a
+/// residual, and added to a sum.
+#[cfg(feature = "cuda")]
+pub fn on_tensor_cores(device: &Device) {
+    whole_tiles(device);
+    products_of_one_input_and_their_gradients_are_their_formulas(device);
+    a_product_onto_a_residual_and_its_gradients_are_their_formulas(device);
+    a_product_is_added_to_rows_of_a_sum(device);
+}
+
+fn whole_tiles(device: &Device) {
     for (dtype, tolerance) in precisions(device).into_iter().skip(1) {
         // dimensions that NVIDIA's tensor cores take: more than a tile of each, and inputs that are divided among
         // blocks

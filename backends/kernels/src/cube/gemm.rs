@@ -1,11 +1,14 @@
-//! Products of matrices in half precision on NVIDIA's tensor cores: CUDA source of our own, since none of `CubeK`'s
-//! ways comes near cuBLAS, whose streams `CubeCL` could not follow ("On a GPU, beside `PyTorch`" in `BENCHMARKS.md`).
+//! Products of matrices in half precision on NVIDIA's tensor cores: CUDA source of ours, since no way of `CubeK` comes
+//! near cuBLAS ("Rates of a GPU" in `BENCHMARKS.md`), or cuBLASLt within [`with_cublaslt`](crate::with_cublaslt()).
 //!
 //! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`).
 
 use super::column_sums::{sum_rows_into, sum_rows_plus};
+#[cfg(feature = "cuda")]
+use super::cublaslt;
 use super::cuda::{CudaSource, GATE, PTX, compute_capability, element_types, fingerprint, gate_constant, launch_cuda};
 use super::prelude::*;
+use crate::cublaslt::multiplies;
 use crate::exact::is_exact;
 use cubecl::ir::attributes::BufferIOAttr;
 use firebrick_spec::Activation;
@@ -218,7 +221,7 @@ pub(super) fn parts_of_product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTen
 /// The gate of an MLP, `[rows, n]`, of `a · b`, whose 2 n columns are interleaved by eight: first of the gate, then of what
 /// it opens for. `None` where the kernel does not take the matrices, or their inputs are divided.
 pub(super) fn gated_product(a: &CubeTensor, b: &CubeTensor, activation: Activation) -> Option<CubeTensor> {
-    let products = Products::each(&[[a, b]]).filter(|products| products.parts == 1)?;
+    let products = Products::each(&[[a, b]]).filter(|products| products.parts == 1 && !products.by_library)?;
     let [rows, columns] = products.pairs[0].shape();
     let out = empty(a, [rows, columns / 2], a.dtype);
     products.launch(Epilogue::Gated(activation), &[], std::slice::from_ref(&out));
@@ -235,6 +238,8 @@ pub(super) struct Products<'a> {
     /// Blocks that share the inputs of a tile, and the tiles of inputs of each.
     parts: usize,
     part: usize,
+    /// True if cuBLASLt multiplies.
+    by_library: bool,
 }
 
 /// Two matrices of a product.
@@ -298,12 +303,14 @@ impl<'a> Products<'a> {
         let summed_over = if summed { &pairs[..] } else { &pairs[..1] };
         let inputs = |unit: usize| summed_over.iter().map(|pair| pair.sizes[2].div_ceil(unit)).sum::<usize>();
 
+        let by_library = multiplies(pairs.iter().map(|pair| 2 * pair.sizes.iter().product::<usize>()).sum());
         let multiprocessors = like.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(32) as usize;
         let at_once = multiprocessors * BLOCKS;
         // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
         let large = tiles(LARGE) >= at_once && (by_inputs || instructions == Instructions::Mma);
         // how many parts there are depends on the number of rows
-        let parts = if is_exact() { 1 } else { (at_once / tiles(SMALL)).min(inputs(1) / MIN_INPUTS).max(1) };
+        let whole = is_exact() || by_library;
+        let parts = if whole { 1 } else { (at_once / tiles(SMALL)).min(inputs(1) / MIN_INPUTS).max(1) };
         let part = inputs(INPUTS).div_ceil(parts);
         let parts = inputs(INPUTS).div_ceil(part);
         // narrow tiles give more multiprocessors a block; exact passes use one instruction for any number of rows
@@ -313,7 +320,7 @@ impl<'a> Products<'a> {
             (_, true) => NARROW,
             _ => SMALL,
         };
-        Some(Self { pairs, summed, instructions, tile, parts, part })
+        Some(Self { pairs, summed, instructions, tile, parts, part, by_library })
     }
 
     /// Shapes of the products.
@@ -336,7 +343,8 @@ impl<'a> Products<'a> {
     pub(super) fn rounded_plus(&self, plus: &[&CubeTensor]) -> Vec<CubeTensor> {
         let like = self.like();
         let out: Vec<CubeTensor> = self.shapes().map(|shape| empty(like, shape, like.dtype)).collect();
-        if self.parts == 1 {
+        // the library rounds every product that it sums
+        if self.parts == 1 && !(self.by_library && self.summed) {
             let epilogue = if plus.is_empty() { Epilogue::Rounded } else { Epilogue::Plus };
             self.launch(epilogue, plus, &out);
             return out;
@@ -381,6 +389,9 @@ impl<'a> Products<'a> {
     }
 
     fn launch(&self, epilogue: Epilogue, plus: &[&CubeTensor], out: &[CubeTensor]) {
+        if self.by_library && self.launch_library(epilogue, plus, out) {
+            return;
+        }
         let Self { pairs, summed, instructions, tile, .. } = self;
         let variant = Variant {
             dtype: self.like().dtype,
@@ -405,6 +416,44 @@ impl<'a> Products<'a> {
         let products = if *summed { &pairs[..1] } else { &pairs[..] };
         let tiles = products.iter().map(|pair| pair.tiles(*tile)).sum();
         launch_cuda(variant, [tiles, self.parts], &buffers, &sizes);
+    }
+}
+
+/// How cuBLASLt multiplies.
+#[cfg(feature = "cuda")]
+impl<'a> Products<'a> {
+    /// False where it has no kernel, or a buffer does not hold what it should: then a launch of ours says so where results
+    /// are read.
+    fn launch_library(&self, epilogue: Epilogue, plus: &[&CubeTensor], out: &[CubeTensor]) -> bool {
+        let product = |(index, pair)| {
+            let pair: &Pair<'a> = pair;
+            let [a, b] = [0, 1].map(|side| {
+                let Operand { order, pitch } = pair.operands[side];
+                // inputs of rows are contiguous in columns of the transpose; columns of a product are
+                let transposed = (order == Order::Inputs) == (side == 1);
+                cublaslt::Operand { matrix: pair.matrices[side], transposed, pitch }
+            });
+            let out = if self.summed { &out[0] } else { &out[index] };
+            let adds = epilogue == Epilogue::Added || (self.summed && index > 0);
+            cublaslt::Matmul { a, b, sizes: pair.sizes, plus: plus.get(index).copied(), adds, out }
+        };
+        let products: Vec<_> = self.pairs.iter().enumerate().map(product).collect();
+        match cublaslt::multiply(&products) {
+            Ok(()) => true,
+            Err(cublaslt::Refused::Buffer | cublaslt::Refused::Shape) => false,
+            Err(cublaslt::Refused::Failed(why)) => {
+                let [m, n, k] = self.pairs[0].sizes;
+                panic!("cuBLASLt does not multiply {m} × {k} × {n}: {why}; set `matmul: firebrick`")
+            }
+        }
+    }
+}
+
+/// This build has no CUDA.
+#[cfg(not(feature = "cuda"))]
+impl Products<'_> {
+    fn launch_library(&self, _epilogue: Epilogue, _plus: &[&CubeTensor], _out: &[CubeTensor]) -> bool {
+        false
     }
 }
 

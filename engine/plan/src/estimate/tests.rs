@@ -10,7 +10,7 @@ use super::{Estimate, EstimatePhase, Sizes, Workload, estimate};
 use crate::test_support::device;
 use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};
 use firebrick_arch::{Arch, KvCacheDtype};
-use firebrick_spec::{Backend, Category, DeviceProfile, Precision};
+use firebrick_spec::{Backend, CUBLASLT_WORKSPACE, Category, DeviceProfile, Precision};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -74,6 +74,18 @@ fn rows_are_held_on_the_host_in_every_phase() {
             assert!(more >= wanted && more <= wanted * 2, "{name}: {more}");
         }
     }
+}
+
+#[test]
+fn cublaslt_has_a_workspace_in_every_phase_and_an_f32_sum_of_rows_in_a_backward_pass() {
+    let by_library = Workload { cublaslt: true, ..workload() };
+    let [ours, library] = [&workload(), &by_library].map(|workload| on_cuda(workload, &unshared()));
+    for (ours, library) in ours.phases.iter().zip(&library.phases) {
+        let more = library.total_bytes - ours.total_bytes;
+        assert!(more >= CUBLASLT_WORKSPACE as u64, "{}: {more}", library.name);
+    }
+    let buffers = |estimate| held(estimate, EstimatePhase::Backward, Category::Buffers);
+    assert_eq!(buffers(&library) - buffers(&ours), CUBLASLT_WORKSPACE as u64 + row());
 }
 
 fn checkpointed() -> MemoryConfig {

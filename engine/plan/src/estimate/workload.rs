@@ -78,6 +78,8 @@ pub struct Workload {
     pub prepack: Prepack,
     /// Which decoding steps are captured as graphs.
     pub cuda_graphs: CudaGraphs,
+    /// cuBLASLt multiplies large matrices in training and scoring.
+    pub cublaslt: bool,
     /// Validation prompts; more than can be sampled at a time where their number is not known.
     pub validation: u64,
     /// Adapters, where they alone are trained.
@@ -175,6 +177,7 @@ impl Workload {
             kv_cache_dtype: KvCacheDtype::Auto,
             prepack: Prepack::default(),
             cuda_graphs: CudaGraphs { enforce_eager: Some(true), capture_sizes: None },
+            cublaslt: false,
             validation: 0,
             lora: None,
             reference: false,

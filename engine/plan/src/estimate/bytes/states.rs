@@ -15,7 +15,7 @@
 
 use crate::estimate::{Context, F32, MemoryUsage, Parallel, Sizes};
 use crate::{ModelPlan, Role, Segment, Zero};
-use firebrick_spec::{Category, Home, KernelTable, Operation};
+use firebrick_spec::{CUBLASLT_WORKSPACE, Category, Home, KernelTable, Operation};
 
 /// Elements that an update works on at a time.
 const SLICE: u64 = 1 << 21;
@@ -82,7 +82,8 @@ impl Context<'_> {
             let now = if doing == Activity::Reward(index) { Presence::Running } else { Presence::Idle };
             held += self.frozen(sizes, plan, Category::RewardModel, now);
         }
-        held
+        let workspace = if self.workload.cublaslt { CUBLASLT_WORKSPACE as u64 } else { 0 };
+        held.on_device(Category::Buffers, workspace)
     }
 
     /// Weights of a model that only scores: sharded where its plan says so.

@@ -96,7 +96,7 @@ impl<'a> BackwardPass<'a> {
             scores: 0,
             backward: MemoryUsage::default()
                 .on_device(Category::LiveGraph, extra)
-                .on_device(Category::Buffers, ctx.widening()),
+                .on_device(Category::Buffers, ctx.widening() + self.library_sum()),
         };
         if sublayer == Sublayer::Attention {
             let [kept, sent] = ctx.shared_attention(shape.tokens);
@@ -114,6 +114,12 @@ impl<'a> BackwardPass<'a> {
             bytes.backward = bytes.backward.on_device(Category::Attention, parallel.inside(buffers));
         }
         bytes
+    }
+
+    /// The f32 sum of the products that the gradient of a sublayer's rows is, where cuBLASLt makes one after the other.
+    fn library_sum(&self) -> u64 {
+        let f32 = F32 / self.ctx.sizes.width;
+        if self.ctx.workload.cublaslt { f32 * self.row } else { 0 }
     }
 
     /// Adds up once what segments keep: every moment looks at the sum of some of the first.
