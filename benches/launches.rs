@@ -1,7 +1,7 @@
 //! What the host does for a decoding step, a micro-batch of training and an optimizer step: kernels launched, by name,
 //! and the time.
 //!
-//! `cargo bench --bench launches -- --device cuda [--rows N] [--model CONFIG.json] [--json FILE]`; `--small` for a
+//! `cargo bench --bench launches -- --device cuda [--rows N] [--model CONFIG.json] [--matmul cublaslt] [--json FILE]`; `--small` for a
 //! processor or a software driver. The time is the host's own where the device is faster than it, or computes nothing (`tests/cuda` with
 //! `STAND_IN_SKIP_KERNELS=1 STAND_IN_GIB=64`, or with NVRTC); elsewhere it is that of both. Of repeated runs the fastest counts: the
 //! others were disturbed.
@@ -63,7 +63,7 @@ const CASES: [Case; 3] = [
 
 fn main() {
     allocator::as_in_the_program();
-    let mut options = Options::parse(&["--rows", "--model"]);
+    let mut options = Options::parse(&["--rows", "--model", "--matmul"]);
     let (device, info) = options.open();
     let half = info.dtypes.contains(&"bf16") && !options.small;
     let rows = match options.own("--rows").map(str::parse) {
@@ -101,7 +101,9 @@ fn main() {
             "kernels_per_layer": per_layer, "seconds": step.seconds
         }));
     }
-    for (case, part) in ["micro-batch", "optimizer step"].into_iter().zip(&update(decoder, &device)) {
+    // every product, since none is large here
+    let library = options.cublaslt(&device).then_some(0);
+    for (case, part) in ["micro-batch", "optimizer step"].into_iter().zip(&update(decoder, &device, library)) {
         println!(
             "{case:<40} {:>8} kernels, {:>5.1} a layer, {:>9.3} ms",
             part.kernels,
@@ -218,13 +220,13 @@ fn difference(all: &LaunchCounts, first: &LaunchCounts, steps: f64) -> Vec<(Stri
 }
 
 /// Kernels and seconds of the gradients of a few sequences, all activations kept, and of the optimizer step with them.
-fn update(mut decoder: Decoder, device: &Device) -> [Step; 2] {
+fn update(mut decoder: Decoder, device: &Device, cublaslt: Option<usize>) -> [Step; 2] {
     let vocab = decoder.arch().vocab_size;
     let sequences = workload::sequences([TRAINED; 4], vocab);
     let memory = MemoryConfig { train_tokens: 4 * TRAINED, ..MemoryConfig::default() };
     let plan = memory.plan(decoder.arch()).expect("a plan");
     let batch = Batch::pack(&sequences, train_cut(&plan, &decoder)).expect("micro-batches");
-    let runtime = Runtime::new(device);
+    let runtime = Runtime::new(device).with_cublaslt(cublaslt);
     let mut optimizer = AdamW::new(OptimConfig::default(), &decoder);
     let mut run = || {
         let mut gradients = Gradients::planned(decoder.specs().count(), &plan, &runtime);

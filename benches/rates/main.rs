@@ -48,15 +48,7 @@ fn main() {
         fail(&format!("--only {unknown} is no kind of case; there are {}", KINDS.join(", ")));
     }
     let (device, info) = options.open();
-    let least = match options.own("--matmul") {
-        None | Some("firebrick") => None,
-        Some("cublaslt") => Some(kernels::CUBLASLT_OPERATIONS),
-        Some(other) => fail(&format!("--matmul {other} is neither firebrick nor cublaslt")),
-    };
-    if least.is_some() {
-        let version = kernels::open_cublaslt(&device).unwrap_or_else(|why| fail(&format!("--matmul cublaslt: {why}")));
-        println!("cuBLASLt {version}");
-    }
+    let least = options.cublaslt(&device).then_some(kernels::CUBLASLT_OPERATIONS);
     kernels::with_cublaslt(least, || measure(options, &only, (device, &info)));
 }
 

@@ -3,6 +3,7 @@
 
 use burn::tensor::Device;
 use firebrick::backends::device::open;
+use firebrick::backends::kernels::open_cublaslt;
 use firebrick::backends::{DeviceInfo, DeviceSpec};
 use serde_json::Value;
 use std::fs::File;
@@ -62,6 +63,18 @@ impl Options {
     /// The device, and what it is.
     pub fn open(&self) -> (Device, DeviceInfo) {
         open(self.device).unwrap_or_else(|error| fail(&error.to_string()))
+    }
+
+    /// True for `--matmul cublaslt`, a flag of the bench's own.
+    pub fn cublaslt(&self, device: &Device) -> bool {
+        match self.own("--matmul") {
+            None | Some("firebrick") => false,
+            Some("cublaslt") => {
+                open_cublaslt(device).unwrap_or_else(|why| fail(&format!("--matmul cublaslt: {why}")));
+                true
+            }
+            Some(other) => fail(&format!("--matmul {other} is neither firebrick nor cublaslt")),
+        }
     }
 
     /// Adds a line to the JSON file, where one is wanted.

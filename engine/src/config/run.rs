@@ -27,8 +27,8 @@ pub enum Matmul {
     /// Kernels of this program.
     #[default]
     Firebrick,
-    /// For large matrices NVIDIA's library, opened at run time; needs a driver for CUDA 12.5. Copies wait for its matmuls.
-    /// Forward passes of `rollout.exact` and sampling keep `firebrick`.
+    /// NVIDIA's library for large matrices; needs a driver for CUDA 12.5. Copies wait for its matmuls. Forward passes of
+    /// `rollout.exact` keep `firebrick`, as does sampling.
     Cublaslt,
 }
 

@@ -71,7 +71,9 @@ fn in_every_order(test: &str, body: impl FnOnce()) {
         return body();
     }
     again(test, &[]);
-    ["kernels", "copies", "libraries"].iter().for_each(|early| again(test, &[(EARLY, early)]));
+    for early in ["kernels", "copies", "libraries"] {
+        again(test, &[(EARLY, early)]);
+    }
 }
 
 /// A result, and the kernels of ours that multiplied matrices for it.
@@ -99,7 +101,7 @@ fn products_and_kernels_wait_for_each_other(test: &str, device: &Device) {
         let size = if is_stand_in() { 128 } else { 2048 };
         let random = || Tensor::<2>::random([size, size], Distribution::Normal(0.0, 1.0), (device, DType::BF16));
         let (start, w) = (random(), random());
-        let scale = (size as f64).sqrt().recip();
+        let scale = f64::from(size).sqrt().recip();
         let chain = || {
             let mut x = start.clone();
             for _ in 0..TURNS {

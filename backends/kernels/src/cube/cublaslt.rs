@@ -83,6 +83,9 @@ struct Place {
     _held: Box<dyn Any + Send>,
 }
 
+const NOT_FOUND: &str = "libcublasLt.so is not found; install the CUDA toolkit's cuBLAS, or add the library's folder to \
+                         LD_LIBRARY_PATH";
+
 type Opened = Result<Arc<Mutex<Library>>, String>;
 
 /// The library of each GPU, by the GPU's number.
@@ -100,21 +103,17 @@ pub(crate) fn open(like: &CubeTensor) -> Result<String, String> {
     Ok(format!("{major}.{minor}.{patch}"))
 }
 
-/// Gives products to the GPU, one after the other: all or none.
+/// Gives products to the GPU, one after the other.
 ///
 /// # Errors
-/// Why none was given.
+/// Why it was not given all of them; none, unless the reason is [`Refused::Failed`].
 pub(super) fn multiply(products: &[Matmul<'_>]) -> Result<(), Refused> {
     let like = products[0].out;
     let library = library(like).map_err(Refused::Failed)?;
-    let library = library.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut places = Places::default();
-    let prepare = |product| library.prepare(product, &mut places);
-    let prepared = products.iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
-    let run = |stream| prepared.iter().try_for_each(|product| library.enqueue(product, stream));
-    let enqueued = library.stream.run(run).map_err(|error| Refused::Failed(format!("the GPU's driver: {error}")))?;
-    // others may be under way
-    enqueued.map_err(|error| Refused::Failed(format!("cublasLtMatmul: {error}")))
+    let multiply = || library.lock().unwrap_or_else(PoisonError::into_inner).multiply(products);
+    // on the thread that serves the device, which is asked once for all places
+    let done = like.client.exclusive(multiply);
+    done.unwrap_or_else(|error| Err(Refused::Failed(error.to_string())))
 }
 
 /// The library of a tensor's GPU.
@@ -135,11 +134,7 @@ impl Library {
     fn open(gpu: usize, like: &CubeTensor) -> Result<Self, String> {
         // SAFETY: opening the library runs its initialisers, which only initialise it.
         if !unsafe { sys::is_culib_present() } {
-            return Err(
-                "libcublasLt.so is not found; install the CUDA toolkit's cuBLAS, or add the library's folder to \
-                        LD_LIBRARY_PATH"
-                    .into(),
-            );
+            return Err(NOT_FOUND.into());
         }
         // binds the context to this thread, whose GPU the handle is for
         let stream = SideStream::new(gpu)?;
@@ -147,6 +142,16 @@ impl Library {
         let room = empty(like, [CUBLASLT_WORKSPACE], DType::U8);
         let workspace = Place::of(&room).ok_or("no memory for its workspace of 32 MiB")?;
         Ok(Self { handle, stream, workspace })
+    }
+
+    fn multiply(&self, products: &[Matmul<'_>]) -> Result<(), Refused> {
+        let mut places = Places::default();
+        let prepare = |product| self.prepare(product, &mut places);
+        let prepared = products.iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
+        let run = |stream| prepared.iter().try_for_each(|product| self.enqueue(product, stream));
+        let enqueued = self.stream.run(run).map_err(|error| Refused::Failed(format!("the GPU's driver: {error}")))?;
+        // others may be under way
+        enqueued.map_err(|error| Refused::Failed(format!("cublasLtMatmul: {error}")))
     }
 
     /// Describes a product, and takes the kernel that the library's heuristics choose for it.
@@ -306,7 +311,7 @@ impl Description {
         lt::create_matmul_desc(sums, sys::cudaDataType::CUDA_R_32F).map(Self)
     }
 
-    fn set<T>(&self, attribute: Of, value: T) -> Result<(), CublasError> {
+    fn set<T: Copy>(&self, attribute: Of, value: T) -> Result<(), CublasError> {
         // SAFETY: the attribute has the value's type, and is copied.
         unsafe { lt::set_matmul_desc_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
     }
@@ -327,7 +332,7 @@ impl Preference {
         lt::create_matmul_pref().map(Self)
     }
 
-    fn set<T>(&self, attribute: Prefers, value: T) -> Result<(), CublasError> {
+    fn set<T: Copy>(&self, attribute: Prefers, value: T) -> Result<(), CublasError> {
         // SAFETY: the attribute has the value's type, and is copied.
         unsafe { lt::set_matmul_pref_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
     }

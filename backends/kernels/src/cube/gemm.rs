@@ -344,7 +344,7 @@ impl<'a> Products<'a> {
         let like = self.like();
         let out: Vec<CubeTensor> = self.shapes().map(|shape| empty(like, shape, like.dtype)).collect();
         // the library rounds every product that it sums
-        if self.parts == 1 && !(self.by_library && self.summed) {
+        if self.parts == 1 && !(self.by_library && self.pairs.len() > out.len()) {
             let epilogue = if plus.is_empty() { Epilogue::Rounded } else { Epilogue::Plus };
             self.launch(epilogue, plus, &out);
             return out;
@@ -429,7 +429,7 @@ impl<'a> Products<'a> {
             let pair: &Pair<'a> = pair;
             let [a, b] = [0, 1].map(|side| {
                 let Operand { order, pitch } = pair.operands[side];
-                // inputs of rows are contiguous in columns of the transpose; columns of a product are
+                // by columns, the right operand has outputs as rows, and the left one has inputs
                 let transposed = (order == Order::Inputs) == (side == 1);
                 cublaslt::Operand { matrix: pair.matrices[side], transposed, pitch }
             });
