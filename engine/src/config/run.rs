@@ -27,8 +27,8 @@ pub enum Matmul {
     /// Kernels of this program.
     #[default]
     Firebrick,
-    /// NVIDIA's library for large matrices; needs a driver for CUDA 12.5. Copies wait for its matmuls. Forward passes of
-    /// `rollout.exact` keep `firebrick`, as does sampling.
+    /// NVIDIA's library for large matrices; needs a driver for CUDA 12.5. A run repeats to the bit only with the same
+    /// version of it. Copies wait for its matmuls. Sampling and forward passes of `rollout.exact` keep `firebrick`.
     Cublaslt,
 }
 

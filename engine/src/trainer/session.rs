@@ -339,7 +339,8 @@ fn open_device(config: &mut RunConfig) -> Result<(Device, DeviceInfo)> {
     config.check_matmul_on(profile.backend)?;
     if config.matmul == Matmul::Cublaslt {
         let refused = |why| Error::Config(format!("matmul: cublaslt cannot be used: {why}; or remove the key"));
-        open_cublaslt(&device).map_err(refused)?;
+        let version = open_cublaslt(&device).map_err(refused)?;
+        tracing::info!("large matmuls of training and scoring by cuBLASLt {version}");
     }
     Ok((device, info))
 }

@@ -138,7 +138,7 @@ impl Library {
         }
         // binds the context to this thread, whose GPU the handle is for
         let stream = SideStream::new(gpu)?;
-        let handle = lt::create_handle().map_err(|error| format!("cublasLtCreate: {error}"))?;
+        let handle = lt::create_handle().map_err(|CublasError(status)| format!("cublasLtCreate: {status:?}"))?;
         let room = empty(like, [CUBLASLT_WORKSPACE], DType::U8);
         let workspace = Place::of(&room).ok_or("no memory for its workspace of 32 MiB")?;
         Ok(Self { handle, stream, workspace })
@@ -151,7 +151,7 @@ impl Library {
         let run = |stream| prepared.iter().try_for_each(|product| self.enqueue(product, stream));
         let enqueued = self.stream.run(run).map_err(|error| Refused::Failed(format!("the GPU's driver: {error}")))?;
         // others may be under way
-        enqueued.map_err(|error| Refused::Failed(format!("cublasLtMatmul: {error}")))
+        enqueued.map_err(|CublasError(status)| Refused::Failed(format!("cublasLtMatmul: {status:?}")))
     }
 
     /// Describes a product, and takes the kernel that the library's heuristics choose for it.
