@@ -32,7 +32,7 @@ impl Graph {
     /// [`Error::Graph`] where the device does not record, or refused what was recorded. What was recorded last may then
     /// be unreadable: tensors that `work` writes in place are lost.
     pub fn capture<T>(device: &Device, mut work: impl FnMut() -> T) -> Result<(Self, T)> {
-        // a library's stream is none that is recorded
+        // a capture cannot contain waits for a library's stream
         let mut work = || with_cublaslt(None, &mut work);
         let refused = |reason: String| Error::Graph { reason };
         let recorder = recorder(device).ok_or_else(|| refused("a CPU launches no kernels".into()))?;

@@ -21,22 +21,22 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A matrix of `rows` × `columns` by columns, as the library has them, or the transpose of one.
+/// A column-major matrix, as the library reads matrices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand<'a> {
     pub matrix: &'a CubeTensor,
-    /// True if the transpose is multiplied.
+    /// True if its transpose is multiplied.
     pub transposed: bool,
     /// Numbers from one column in memory to the next.
     pub pitch: usize,
 }
 
-/// `out = a · b`, row by row: `[m, k] · [k, n]` of one half-precision type, summed in f32.
+/// Row-major `out = a · b`: `[m, k] · [k, n]` of one half-precision type, summed in f32.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matmul<'a> {
-    /// `[k, m]` by columns, or transposed.
+    /// Column-major `[k, m]`, or its transpose.
     pub a: Operand<'a>,
-    /// `[n, k]` by columns, or transposed.
+    /// Column-major `[n, k]`, or its transpose.
     pub b: Operand<'a>,
     /// `m`, `n`, `k`.
     pub sizes: [usize; 3],
@@ -48,9 +48,9 @@ pub(super) struct Matmul<'a> {
     pub out: &'a CubeTensor,
 }
 
-/// Why products were not given to the GPU.
+/// Reason why matmuls were not launched.
 pub(super) enum Refused {
-    /// A buffer was not allocated, or what should be in it was not computed: a launch that reads it says so.
+    /// A buffer was not allocated or not computed: a kernel launched on it reports the error.
     Buffer,
     /// The library has no kernel for a product.
     Shape,
@@ -103,10 +103,10 @@ pub(crate) fn open(like: &CubeTensor) -> Result<String, String> {
     Ok(format!("{major}.{minor}.{patch}"))
 }
 
-/// Gives products to the GPU, one after the other.
+/// Launches matmuls, one after the other.
 ///
 /// # Errors
-/// Why it was not given all of them; none, unless the reason is [`Refused::Failed`].
+/// The reason why not all were launched. Some may have been, only if it is [`Refused::Failed`].
 pub(super) fn multiply(products: &[Matmul<'_>]) -> Result<(), Refused> {
     let like = products[0].out;
     let library = library(like).map_err(Refused::Failed)?;
@@ -159,7 +159,7 @@ impl Library {
         let [m, n, k] = product.sizes;
         let of = type_of(product.a.matrix.dtype);
         let to = type_of(product.out.dtype);
-        // by columns a result of rows is its transpose: bᵀ · aᵀ
+        // a row-major matrix is the column-major one of its transpose: bᵀ · aᵀ
         let side = |operand: Operand<'_>, [rows, columns]: [usize; 2]| {
             let [rows, columns] = if operand.transposed { [columns, rows] } else { [rows, columns] };
             Layout::new(of, [rows, columns], operand.pitch)

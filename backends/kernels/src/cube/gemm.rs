@@ -419,17 +419,16 @@ impl<'a> Products<'a> {
     }
 }
 
-/// How cuBLASLt multiplies.
+/// Products by cuBLASLt.
 #[cfg(feature = "cuda")]
 impl<'a> Products<'a> {
-    /// False where it has no kernel, or a buffer does not hold what it should: then a launch of ours says so where results
-    /// are read.
+    /// False if it has no kernel, or a buffer was not computed, which a launch of our kernel reports where results are read.
     fn launch_library(&self, epilogue: Epilogue, plus: &[&CubeTensor], out: &[CubeTensor]) -> bool {
         let product = |(index, pair)| {
             let pair: &Pair<'a> = pair;
             let [a, b] = [0, 1].map(|side| {
                 let Operand { order, pitch } = pair.operands[side];
-                // by columns, the right operand has outputs as rows, and the left one has inputs
+                // column-major, the right operand has outputs as rows, and the left one has inputs
                 let transposed = (order == Order::Inputs) == (side == 1);
                 cublaslt::Operand { matrix: pair.matrices[side], transposed, pitch }
             });

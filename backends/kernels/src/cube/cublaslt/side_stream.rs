@@ -1,4 +1,4 @@
-//! A stream beside `CubeCL`'s, which are private, in order with them.
+//! A stream that is ordered with `CubeCL`'s private streams.
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUresult, CUstream, cuGetProcAddress_v2};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
@@ -12,8 +12,8 @@ type OfContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
 /// CUDA 12.5, whose driver knows events of a context.
 const OLDEST_DRIVER: i32 = 12_050;
 
-/// A stream that runs what it is given after all that its context was asked for before, and before all that the context
-/// is asked for later. No thread of the host waits for the GPU.
+/// A stream whose work runs after all earlier work of its context and before all later work. The host does not wait for
+/// the GPU.
 pub(super) struct SideStream {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -39,7 +39,7 @@ impl SideStream {
         Ok(Self { stream, before: before?, after: after?, record: record?, wait: wait?, context })
     }
 
-    /// Gives the stream what `enqueue` asks of it. No graph may be recorded in the context meanwhile.
+    /// Runs `enqueue`, which launches work on the stream. No stream of the context may be in capture.
     ///
     /// # Errors
     /// What the driver says.
